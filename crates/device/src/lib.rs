@@ -1,0 +1,1 @@
+//! The operations of the model ([`ops`]), and the machines that run them ([`device`]).

@@ -1,0 +1,3 @@
+//! The `lily` command.
+#![forbid(unsafe_code)]
+fn main() {}

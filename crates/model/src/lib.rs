@@ -1,0 +1,2 @@
+//! Tokens and state in, logits out.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! The OpenAI-compatible HTTP API: HTTP and nothing else.
+#![forbid(unsafe_code)]

@@ -1,0 +1,3 @@
+//! `cargo xtask`: the chores of the project.
+#![forbid(unsafe_code)]
+fn main() {}
