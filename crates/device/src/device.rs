@@ -5,6 +5,7 @@
 //! value to the host, so a whole forward pass can be in flight, and the next one behind it.
 
 use crate::ops::Op;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A range of device memory. Copying a view copies no data.
@@ -69,8 +70,10 @@ pub trait Device: Send {
     /// Zeroed memory, aligned to 16 KiB. `label` names it in errors.
     fn alloc(&mut self, bytes: u64, label: &str) -> Result<View, Error>;
 
-    /// Host memory as a buffer, read-only: used in place where the device can, else copied.
-    fn adopt(&mut self, bytes: HostBytes, label: &str) -> Result<View, Error>;
+    /// The part `range` of host memory as a read-only buffer: used in place where the device can
+    /// (its start is aligned to 16 bytes on a CPU, to 16 KiB on a GPU that shares memory), else
+    /// copied. Panics if the range is not within the bytes.
+    fn adopt(&mut self, bytes: HostBytes, range: Range<usize>, label: &str) -> Result<View, Error>;
 
     /// Queues a copy of `data` to the start of `to`. `data` may be reused when this returns.
     fn write(&mut self, to: View, data: &[u8]);
