@@ -2,5 +2,10 @@
 #![deny(unsafe_code)]
 
 pub mod config;
+pub mod error;
+pub mod tensors;
+pub mod testing;
 
 pub use config::Config;
+pub use error::{Error, Result};
+pub use tensors::{Dtype, Tensor};
