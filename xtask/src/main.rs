@@ -1,3 +1,31 @@
-//! `cargo xtask`: the chores of the project.
+//! `cargo xtask`: the chores of the project, one file each. `cargo xtask --help` lists them.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod ci;
+mod tidy;
+mod tree;
+
+use clap::Parser;
+use std::path::{Path, PathBuf};
+
+/// The chores of the project.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+enum Chore {
+    /// Runs every check that needs nothing but Rust: format, clippy, tests, docs, tidy.
+    Ci,
+    /// Checks the rules of the house that no compiler knows.
+    Tidy,
+}
+
+/// Where the workspace lies.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").into()
+}
+
+fn main() -> anyhow::Result<()> {
+    match Chore::parse() {
+        Chore::Ci => ci::run(&root()),
+        Chore::Tidy => tidy::run(&root()),
+    }
+}
