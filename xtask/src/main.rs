@@ -7,6 +7,7 @@ mod tree;
 
 use clap::Parser;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 /// The chores of the project.
 #[derive(Parser)]
@@ -23,9 +24,16 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").into()
 }
 
-fn main() -> anyhow::Result<()> {
-    match Chore::parse() {
+fn main() -> ExitCode {
+    let done = match Chore::parse() {
         Chore::Ci => ci::run(&root()),
         Chore::Tidy => tidy::run(&root()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
     }
 }

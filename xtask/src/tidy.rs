@@ -370,7 +370,7 @@ fn leftovers(tree: &Tree) -> Vec<Finding> {
                 None => continue,
             };
             // This file lists the words.
-            if file.path != "xtask/src/tidy.rs" {
+            if !file.path.starts_with("xtask/src/tidy") {
                 findings.push(error(format!("{}:{}: {word}", file.path, i + 1)));
             }
         }
@@ -381,7 +381,7 @@ fn leftovers(tree: &Tree) -> Vec<Finding> {
 /// The project knows no machine but the reader's.
 fn machine_paths(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for file in tree.0.iter().filter(|f| f.path != "xtask/src/tidy.rs") {
+    for file in tree.0.iter().filter(|f| !f.path.starts_with("xtask/src/tidy")) {
         for (i, line) in file.text.lines().enumerate() {
             if let Some(path) = MACHINE_PATHS.iter().find(|path| line.contains(*path)) {
                 findings.push(error(format!(
