@@ -82,7 +82,8 @@ impl File {
     /// Whether all of it is compiled for tests alone.
     pub fn is_test(&self) -> bool {
         ["/tests/", "/benches/", "/examples/"].iter().any(|part| self.path.contains(part))
-            || self.path.ends_with("/tests.rs")
+            || self.name() == "tests.rs"
+            || self.name() == "testing.rs"
     }
 
     /// Lines of code that ship, numbered from 1: comments are blanked, and everything from a

@@ -1,3 +1,47 @@
-//! The `lily` command.
+//! The `lily` command: one file for each subcommand, flags in `args.rs`, loading in `load.rs`.
+//!
+//! Text goes to stdout, everything said about it to stderr. This is the only crate that reads the
+//! environment, and `pull` the only command that opens a connection to the outside.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod args;
+mod completions;
+mod error;
+mod progress;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Runs Qwen3.6-35B-A3B (MLX affine 4-bit) on the machine in front of you.
+#[derive(Parser, Debug)]
+#[command(name = "lily", version, after_help = EXIT_CODES)]
+struct Lily {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done; 1 failed, or what was compared differs; 2 wrong flags or input;
+3 does not fit into memory or disk; 130 interrupted; 141 the reader of the output went away.";
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Print a completion script for a shell
+    Completions(completions::Completions),
+}
+
+fn main() -> ExitCode {
+    let done = match Lily::parse().command {
+        Command::Completions(args) => completions::run(args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let message = error.to_string();
+            if !message.is_empty() {
+                eprintln!("error: {message}");
+            }
+            error.exit_code()
+        }
+    }
+}
