@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod ci;
+mod golden;
 mod tidy;
 mod tree;
 
@@ -17,6 +18,12 @@ enum Chore {
     Ci,
     /// Checks the rules of the house that no compiler knows.
     Tidy,
+    /// Compares the golden vectors with what the reference computes. Needs python3 with NumPy.
+    Golden {
+        /// Says what differs, and replaces it.
+        #[arg(long)]
+        write: bool,
+    },
 }
 
 /// Where the workspace lies.
@@ -28,6 +35,7 @@ fn main() -> ExitCode {
     let done = match Chore::parse() {
         Chore::Ci => ci::run(&root()),
         Chore::Tidy => tidy::run(&root()),
+        Chore::Golden { write } => golden::run(&root(), write),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
