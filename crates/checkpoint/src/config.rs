@@ -6,7 +6,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
+use crate::grouped::Grouped;
 
 /// The sizes of one model of the Qwen3.6 MoE architecture (text part).
 ///
@@ -109,8 +110,10 @@ impl Config {
     /// that are multiples of [`GROUP`], and the quantisation of each module.
     pub fn from_json(text: &str) -> Result<Config> {
         let value = parse(text).map_err(|problem| Error::Config(vec![problem]))?;
-        let (config, problems) = read(&value);
-        if problems.is_empty() { Ok(config) } else { Err(Error::Config(problems)) }
+        match read(&value) {
+            (Some(config), problems) if problems.is_empty() => Ok(config),
+            (_, problems) => Err(Error::Config(problems)),
+        }
     }
 
     /// A `config.json` from which [`Config::from_json`] reads this config again, in the layout of
@@ -237,10 +240,9 @@ pub(crate) fn parse(text: &str) -> std::result::Result<Map<String, Value>, Strin
     }
 }
 
-/// Reads what the engine needs from a parsed `config.json`, and lists what it cannot accept. The
-/// config is meaningful only where the list is empty; every value in it is within its limit
-/// anyway.
-pub(crate) fn read(top: &Map<String, Value>) -> (Config, Vec<String>) {
+/// Reads what the engine needs from a parsed `config.json`, and lists what it cannot accept. Where
+/// all sizes could be read there is a config, whatever else is listed.
+pub(crate) fn read(top: &Map<String, Value>) -> (Option<Config>, Vec<String>) {
     let mut problems = Vec::new();
     let none = Map::new();
     let mut at = Section { path: "", object: top, problems: &mut problems };
@@ -248,7 +250,7 @@ pub(crate) fn read(top: &Map<String, Value>) -> (Config, Vec<String>) {
     at.expect("tie_word_embeddings", false, Presence::Optional);
     let Some(text) = at.object("text_config") else {
         // Without it each of the settings below would be one more line about the same thing.
-        return (Config::full(), problems);
+        return (None, problems);
     };
 
     let mut at = Section { path: "text_config.", object: text, problems: &mut problems };
@@ -371,28 +373,29 @@ pub(crate) fn read(top: &Map<String, Value>) -> (Config, Vec<String>) {
     }
     let stop_ids = stop_ids(top, text, vocab, &mut problems);
 
-    let full = Config::full();
-    let config = Config {
-        vocab: vocab.unwrap_or(full.vocab),
-        dim: dim.unwrap_or(full.dim),
-        layers: layers.unwrap_or(full.layers),
-        attention_every: attention_every.unwrap_or(full.attention_every),
-        q_heads: q_heads.unwrap_or(full.q_heads),
-        kv_heads: kv_heads.unwrap_or(full.kv_heads),
-        head_dim: head_dim.unwrap_or(full.head_dim),
-        rotary_dim: rotary.map_or(full.rotary_dim, |r| r as usize),
-        rope_theta: rope_theta.unwrap_or(full.rope_theta),
-        delta_k_heads: delta_k_heads.unwrap_or(full.delta_k_heads),
-        delta_v_heads: delta_v_heads.unwrap_or(full.delta_v_heads),
-        delta_head_dim: delta_head_dim.unwrap_or(full.delta_head_dim),
-        experts: experts.unwrap_or(full.experts),
-        experts_per_token: experts_per_token.unwrap_or(full.experts_per_token),
-        expert_hidden: expert_hidden.unwrap_or(full.expert_hidden),
-        eps: eps.map_or(full.eps, |eps| eps as f32),
-        max_positions: max_positions.unwrap_or(full.max_positions),
-        stop_ids,
+    let config = || {
+        Some(Config {
+            vocab: vocab?,
+            dim: dim?,
+            layers: layers?,
+            attention_every: attention_every?,
+            q_heads: q_heads?,
+            kv_heads: kv_heads?,
+            head_dim: head_dim?,
+            rotary_dim: rotary? as usize,
+            rope_theta: rope_theta?,
+            delta_k_heads: delta_k_heads?,
+            delta_v_heads: delta_v_heads?,
+            delta_head_dim: delta_head_dim?,
+            experts: experts?,
+            experts_per_token: experts_per_token?,
+            expert_hidden: expert_hidden?,
+            eps: eps? as f32,
+            max_positions: max_positions?,
+            stop_ids,
+        })
     };
-    (config, problems)
+    (config(), problems)
 }
 
 /// `layer_types`, where it is given, must say what `full_attention_interval` says.
@@ -463,51 +466,17 @@ fn check_quantization(top: &Map<String, Value>, layers: usize, problems: &mut Ve
             && setting("bits") == Some(expected)
             && mode.is_none_or(|mode| mode.as_str() == Some("affine"));
         if !fits {
-            wrong.add(
-                path,
-                format!("expected {expected} bits, group size {GROUP}, found {}", show(value)),
-            );
+            let problem =
+                format!("expected {expected} bits, group size {GROUP}, found {}", show(value));
+            wrong.add(path, &problem, "");
         }
     }
     for path in eight_bit_paths(layers) {
         if matches!(object.get(&path), None | Some(Value::Bool(true))) && default_bits != Some(8) {
-            wrong.add(&path, "expected an override to 8 bits, found none".into());
+            wrong.add(&path, "expected an override to 8 bits, found none", "");
         }
     }
-    problems.extend(wrong.lines().map(|line| format!("{key}: {line}")));
-}
-
-/// Problems of many modules, joined where they differ only in the number of the layer.
-#[derive(Default)]
-struct Grouped(Vec<(String, String, usize)>);
-
-impl Grouped {
-    fn add(&mut self, path: &str, problem: String) {
-        let without_layer: String =
-            path.split('.')
-                .map(|part| if part.parse::<usize>().is_ok() { "*" } else { part })
-                .fold(String::new(), |joined, part| {
-                    if joined.is_empty() { part.into() } else { joined + "." + part }
-                });
-        match self.0.iter_mut().find(|(path, text, _)| *path == without_layer && *text == problem) {
-            Some((.., count)) => *count += 1,
-            None => self.0.push((without_layer, problem, 1)),
-        }
-    }
-
-    /// At most a handful of lines, whatever the file holds.
-    fn lines(self) -> impl Iterator<Item = String> {
-        let more = self.0.len().saturating_sub(8);
-        let rest = (more > 0).then(|| format!("and {more} more kinds of override"));
-        self.0
-            .into_iter()
-            .take(8)
-            .map(|(path, problem, count)| match count {
-                1 => format!("{path}: {problem}"),
-                _ => format!("{path} ({count} layers): {problem}"),
-            })
-            .chain(rest)
-    }
+    problems.extend(wrong.lines(8).into_iter().map(|line| format!("{key}: {line}")));
 }
 
 /// The ids that end a reply: a number or a list, of the top level.
@@ -655,11 +624,7 @@ impl<'a> Section<'a, '_> {
 
 /// A value as it stands in the file, cut where it is long.
 fn show(value: &Value) -> String {
-    let text = value.to_string();
-    if text.chars().count() <= 80 {
-        return text;
-    }
-    text.chars().take(77).chain("...".chars()).collect()
+    shown(&value.to_string())
 }
 
 #[cfg(test)]
@@ -805,12 +770,12 @@ mod tests {
             (
                 "/quantization/language_model.model.layers.3.mlp.gate/bits",
                 json!(4),
-                "layers.*.mlp.gate: expected 8 bits, group size 64, found",
+                "layers.3.mlp.gate: expected 8 bits, group size 64, found",
             ),
             (
                 "/quantization/language_model.model.layers.3.mlp.gate",
                 Value::Null,
-                "layers.*.mlp.gate: expected an override to 8 bits, found none",
+                "layers.3.mlp.gate: expected an override to 8 bits, found none",
             ),
             (
                 "/quantization/language_model.lm_head",
@@ -855,7 +820,7 @@ mod tests {
         value["quantization"] = json!({"group_size": 64, "bits": 4});
         let found = problems(&value);
         assert_eq!(found.len(), 2, "{found:#?}");
-        assert!(found[0].contains("(40 layers)"), "{}", found[0]);
+        assert!(found[0].contains("(layers 0-39)"), "{}", found[0]);
     }
 
     #[test]
