@@ -5,6 +5,8 @@
 
 mod error;
 mod request;
+mod sampler;
+mod scheduler;
 
 pub use error::Error;
 pub use request::{Cancel, Event, FinishReason, Logprob, Request, Sampling, Usage};
