@@ -1,6 +1,6 @@
 //! Everything that can go wrong between a request and its tokens.
 
-/// Why a request was refused or lost. Refusals (`Engine::submit`) happen before anything
+/// Why a request was refused or lost. Refusals ([`crate::Engine::submit`]) happen before anything
 /// is allocated or computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
@@ -42,7 +42,7 @@ pub enum Error {
         /// Requests that wait.
         waiting: usize,
     },
-    /// `Engine::shutdown` was called.
+    /// [`crate::Engine::shutdown`] was called.
     #[error("the engine is shutting down")]
     ShuttingDown,
     /// The model or its device failed while it computed this request; others are not affected.
