@@ -296,8 +296,9 @@ pub fn write(
 ) -> Result<(), Error> {
     let temporary = temporary_path(path);
     let io = |error| Error::Io { path: temporary.clone(), error };
-    let options = || File::options().read(true).write(true).create(true).truncate(false).to_owned();
-    let mut file = options().open(&temporary).map_err(io)?;
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false); // not before it is locked
+    let mut file = options.open(&temporary).map_err(io)?;
     file.lock().map_err(io)?;
     if Packed::open(path, checkpoint).is_ok() {
         return Ok(()); // made by another process while we waited
@@ -315,6 +316,18 @@ pub fn write(
         let _ = fs::remove_file(&temporary);
     }
     result
+}
+
+/// Where the packed file of `checkpoint` may lie, in the order in which to look: beside the
+/// checkpoint, then (its folder may be read-only) in `cache`. None for the one in the binary.
+pub fn places(checkpoint: &Checkpoint, cache: &Path) -> Vec<PathBuf> {
+    let Some(dir) = checkpoint.dir() else { return vec![] };
+    let source = serde_json::to_vec(&checkpoint.source()).expect("strings and numbers");
+    let id = &hex(&Sha256::digest(&source))[..16];
+    vec![
+        dir.join(format!("lily-{LAYOUT}.packed")),
+        cache.join(format!("{id}-lily-{LAYOUT}.packed")),
+    ]
 }
 
 /// The name a packed file has until it is complete.
