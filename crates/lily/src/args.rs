@@ -1,6 +1,7 @@
 //! The flags that several commands share: one table for names, defaults and help.
 
 use clap::{Args, ValueEnum};
+use lily_device::cpu::Isa;
 use std::path::PathBuf;
 
 /// Which checkpoint.
@@ -22,7 +23,7 @@ pub struct DeviceArgs {
     pub device: DeviceKind,
     /// Instruction set of the CPU device; `scalar` is the reference [default: the best there is]
     #[arg(long, value_name = "NAME")]
-    pub isa: Option<String>,
+    pub isa: Option<Isa>,
     /// Threads of the CPU device [default: one for each core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
@@ -40,12 +41,15 @@ pub enum DeviceKind {
 /// How much to keep in memory.
 #[derive(Args, Clone, Debug)]
 pub struct MemoryArgs {
-    /// Longest sequence, prompt and reply together, in tokens [default: 4096, or the model's most]
+    /// Longest sequence, prompt and reply together, in tokens [default: 32768, or the model's most]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_seq: Option<u32>,
     /// How keys and values are stored
     #[arg(long, value_enum, default_value_t = KvKind::Bf16)]
     pub kv: KvKind,
+    /// Go on although the memory seems too small
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Storage of keys and values.

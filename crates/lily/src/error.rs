@@ -29,6 +29,9 @@ pub enum Error {
     /// The machine cannot compute it.
     #[error(transparent)]
     Device(#[from] lily_device::Error),
+    /// The weights cannot be packed, or their packed form cannot be used.
+    #[error(transparent)]
+    Pack(#[from] lily_model::pack::Error),
     /// The engine refused or lost the request.
     #[error(transparent)]
     Engine(#[from] lily_engine::Error),

@@ -5,8 +5,15 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod completions;
+mod demo;
+mod doctor;
 mod error;
+mod load;
+mod logits;
+mod machine;
+mod packed_files;
 mod progress;
 
 use clap::{Parser, Subcommand};
@@ -26,12 +33,21 @@ Exit codes: 0 done; 1 failed, or what was compared differs; 2 wrong flags or inp
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// Compute the logits after every token of a prompt; needs no tokenizer
+    Logits(logits::Logits),
+    /// Measure tokens per second of prefill and decode
+    Bench(bench::Bench),
+    /// Show what this machine has, what fits, and packed weights that can be removed
+    Doctor(doctor::Doctor),
     /// Print a completion script for a shell
     Completions(completions::Completions),
 }
 
 fn main() -> ExitCode {
     let done = match Lily::parse().command {
+        Command::Logits(args) => logits::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Completions(args) => completions::run(args),
     };
     match done {

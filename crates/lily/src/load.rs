@@ -1,0 +1,293 @@
+//! From flags to a model that is ready: the one place that opens checkpoints, plans memory, packs
+//! weights and builds devices, for every command.
+
+use crate::args::{DeviceArgs, DeviceKind, KvKind, MemoryArgs, ModelArgs};
+use crate::error::Error;
+use crate::machine::{self, Memory, gigabytes};
+use crate::{demo, packed_files, progress};
+use lily_checkpoint::{Checkpoint, Config, OpenOptions};
+use lily_device::{Device, cpu};
+use lily_model::{Kv, Model, Options, Packed, Plan, pack};
+use std::io::{BufRead, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+/// Tokens a sequence may have when `--max-seq` does not say.
+const DEFAULT_MAX_SEQ: usize = 32_768;
+/// Packed weights up to this many bytes are made in memory at every start; more go to a file.
+const PACK_IN_MEMORY: u64 = 256 << 20;
+/// Most tokens one step carries: how long a running reply may have to wait for someone's prompt.
+const CHUNK: usize = 256;
+/// Most rows of logits one step gives: the memory they take is this times the vocabulary.
+const OUTPUTS: usize = 64;
+
+/// A checkpoint, opened and checked.
+pub struct Source {
+    /// Its tensors.
+    pub checkpoint: Checkpoint,
+    /// What the API calls it: the folder's name, or that of the demo.
+    pub id: String,
+    /// Where it lies; `None` for the demo.
+    pub dir: Option<PathBuf>,
+}
+
+impl Source {
+    /// Opens what the flags name, or the demo, saying so aloud.
+    pub fn open(args: &ModelArgs) -> Result<Source, Error> {
+        let Some(dir) = &args.model else {
+            eprintln!("{}", demo::NOTICE);
+            return Source::demo();
+        };
+        if !dir.exists() {
+            return Err(Error::Failed(format!(
+                "{}: no such folder; `lily pull` fetches the model and says where it is",
+                dir.display()
+            )));
+        }
+        let options = OpenOptions { any_size: args.any_size };
+        let checkpoint = Checkpoint::open(dir, options)?;
+        Ok(Source { checkpoint, id: id(dir), dir: Some(dir.clone()) })
+    }
+
+    /// The toy inside this program.
+    pub fn demo() -> Result<Source, Error> {
+        let checkpoint = Checkpoint::embedded(demo::CONFIG, demo::WEIGHTS)?;
+        Ok(Source { checkpoint, id: demo::ID.into(), dir: None })
+    }
+
+    /// The sizes of the model.
+    pub fn config(&self) -> &Config {
+        self.checkpoint.config()
+    }
+
+    /// A text file of the checkpoint; `None` where it has none of that name.
+    pub fn file(&self, name: &str) -> Result<Option<String>, Error> {
+        let Some(dir) = &self.dir else { return Ok(demo::file(name).map(str::to_owned)) };
+        read_if_there(&dir.join(name))
+    }
+}
+
+/// The last folder's name that says something: hub snapshots lie in
+/// `models--OWNER--NAME/snapshots/REVISION`.
+fn id(dir: &Path) -> String {
+    let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
+    let names = dir.components().rev().map(|c| c.as_os_str().to_string_lossy());
+    let mut id = String::new();
+    for (depth, name) in names.take(3).enumerate() {
+        if let Some(name) = name.strip_prefix("models--") {
+            return name.replace("--", "/");
+        }
+        if depth == 0 {
+            id = name.into_owned();
+        }
+    }
+    id
+}
+
+/// The text in `path`; `None` where there is no such file.
+pub fn read_if_there(path: &Path) -> Result<Option<String>, Error> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::io(path, &e)),
+    }
+}
+
+/// What a model is made for, from the flags. Errs where `--max-seq` is beyond the model.
+pub fn options(config: &Config, memory: &MemoryArgs, slots: usize) -> Result<Options, Error> {
+    let most = config.max_positions;
+    let max_seq = memory.max_seq.map_or(DEFAULT_MAX_SEQ.min(most), |n| n as usize);
+    if max_seq > most {
+        return Err(Error::Usage(format!(
+            "--max-seq {max_seq}: this model has {most} positions; give at most that"
+        )));
+    }
+    let kv = match memory.kv {
+        KvKind::F32 => Kv::F32,
+        KvKind::Bf16 => Kv::Bf16,
+    };
+    Ok(Options { slots, max_seq, chunk: CHUNK.max(slots), outputs: OUTPUTS.max(slots), kv })
+}
+
+/// The memory plan in a line, for people.
+pub fn describe(plan: &Plan, options: &Options) -> String {
+    format!(
+        "memory: {} = weights {} + {} x {} tokens of context {} + delta-net state {} + scratch {}",
+        gigabytes(plan.total()),
+        gigabytes(plan.weights),
+        options.slots,
+        options.max_seq,
+        gigabytes(plan.state.kv + plan.state.tables),
+        gigabytes(plan.state.delta),
+        gigabytes(plan.scratch),
+    )
+}
+
+/// Errs where the plan needs more memory than this process can have, before any is allocated.
+pub fn admit(plan: &Plan, options: &Options, memory: &Memory, force: bool) -> Result<(), Error> {
+    let (need, have) = (plan.total(), memory.usable());
+    if need <= have {
+        return Ok(());
+    }
+    let limit = match &memory.limit {
+        Some(limit) if limit.left < memory.available => {
+            format!(" (the limit in {} is {})", limit.path.display(), gigabytes(limit.bytes))
+        }
+        _ => format!(" (of {})", gigabytes(memory.total)),
+    };
+    let problem = format!(
+        "does not fit: {}, but {} are available{limit}",
+        describe(plan, options),
+        gigabytes(have),
+    );
+    if force {
+        eprintln!("warning: {problem}; going on because of --force");
+        return Ok(());
+    }
+    let floor = plan.weights + plan.scratch + plan.state.delta;
+    let advice = if floor < have && options.max_seq > 1 {
+        let per_token = (plan.state.kv + plan.state.tables) / options.max_seq as u64;
+        let fits = (have - floor) / per_token.max(1) / 128 * 128;
+        format!("--max-seq {} would fit, or fewer --slots", fits.max(1))
+    } else {
+        "close other programs, or use a machine with more memory".into()
+    };
+    Err(Error::DoesNotFit(format!("{problem}; {advice}. --force goes on regardless")))
+}
+
+/// Builds the device that the flags name.
+pub fn device(args: &DeviceArgs) -> Result<Box<dyn Device>, Error> {
+    match args.device {
+        DeviceKind::Auto | DeviceKind::Cpu => {
+            let threads = args.threads.map(usize::from);
+            Ok(Box::new(cpu::Cpu::new(cpu::Options { isa: args.isa, threads })?))
+        }
+    }
+}
+
+/// Everything between a checkpoint and a model that can step: plan, admission, weights, device.
+pub fn model(
+    source: &Source,
+    device_args: &DeviceArgs,
+    options: Options,
+    force: bool,
+) -> Result<Model, Error> {
+    let device = device(device_args)?;
+    let plan = lily_model::plan(source.config(), options);
+    admit(&plan, &options, &Memory::now(), force)?;
+    let packed = packed(source)?;
+    Ok(Model::new(device, source.config().clone(), &packed, options)?)
+}
+
+/// The weights as devices read them: mapped from the packed file, which is made where it is
+/// missing or stale; small ones are made in memory.
+fn packed(source: &Source) -> Result<Packed, Error> {
+    let checkpoint = &source.checkpoint;
+    let bytes = pack::file_bytes(source.config());
+    let Some(dir) = source.dir.as_ref().filter(|_| bytes > PACK_IN_MEMORY) else {
+        return Ok(Packed::in_memory(checkpoint)?);
+    };
+    let path = packed_files::path(dir)?;
+    match Packed::open(&path, checkpoint) {
+        Ok(packed) => return Ok(packed),
+        Err(pack::Error::Io { error, .. }) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(pack::Error::Stale { path, reason }) => {
+            eprintln!("{}: {reason}; making it anew", path.display());
+            // Its room is needed for its successor.
+            std::fs::remove_file(&path).map_err(|e| Error::io(&path, &e))?;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    make_packed(&path, checkpoint, bytes)?;
+    Ok(Packed::open(&path, checkpoint)?)
+}
+
+fn make_packed(path: &Path, checkpoint: &Checkpoint, bytes: u64) -> Result<(), Error> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, &e))?;
+    }
+    let incomplete = pack::temporary_path(path).metadata().map_or(0, |m| m.len());
+    let free = machine::free_disk(path).map_err(|e| Error::io(path, &e))? + incomplete;
+    let what = format!(
+        "The weights are packed once into a file that later starts map at once: {} at {}",
+        gigabytes(bytes),
+        path.display()
+    );
+    if free < bytes {
+        return Err(Error::DoesNotFit(format!(
+            "{what}, but {} are free there; make room, or set XDG_CACHE_HOME to a bigger disk \
+             and take the right to write from the checkpoint's folder",
+            gigabytes(free)
+        )));
+    }
+    eprintln!("{what} ({} free). `lily doctor` lists such files.", gigabytes(free));
+    if !agreed()? {
+        return Err(Error::Failed("not packed, as you wished; nothing was written".into()));
+    }
+    let bar = progress::bytes("packing", bytes);
+    pack::write(path, checkpoint, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    })?;
+    bar.finish_and_clear();
+    packed_files::remember(path);
+    Ok(())
+}
+
+/// Asks whether to go on, where there is someone to ask; a script has said what it wants.
+fn agreed() -> Result<bool, Error> {
+    let (stdin, stderr) = (std::io::stdin(), std::io::stderr());
+    if !stdin.is_terminal() || !stderr.is_terminal() {
+        return Ok(true);
+    }
+    eprint!("Go on? [Y/n] ");
+    stderr.lock().flush()?;
+    let mut answer = String::new();
+    stdin.lock().read_line(&mut answer)?;
+    Ok(!answer.trim().to_lowercase().starts_with('n'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::Limit;
+
+    fn memory(available: u64, left: Option<u64>) -> Memory {
+        let limit =
+            left.map(|left| Limit { path: "/sys/fs/cgroup/memory.max".into(), bytes: left, left });
+        Memory { total: 64_000_000_000, available, limit }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_numbers_and_a_way_out() {
+        let config = Config::full();
+        let args = MemoryArgs { max_seq: Some(262_144), kv: KvKind::Bf16, force: false };
+        let options = options(&config, &args, 1).unwrap();
+        let plan = lily_model::plan(&config, options);
+        assert!(admit(&plan, &options, &memory(32_000_000_000, None), false).is_ok());
+        let refused = |memory| admit(&plan, &options, &memory, false).unwrap_err().to_string();
+        let text = refused(memory(22_000_000_000, None));
+        assert!(
+            text.contains("weights 19.5 GB") && text.contains("22.0 GB are available"),
+            "{text}"
+        );
+        assert!(text.contains("--max-seq") && text.contains("would fit"), "{text}");
+        let text = refused(memory(32_000_000_000, Some(8_000_000_000)));
+        assert!(text.contains("memory.max") && text.contains("close other programs"), "{text}");
+        assert!(admit(&plan, &options, &memory(1, None), true).is_ok());
+    }
+
+    #[test]
+    fn positions_beyond_the_model_are_refused() {
+        let args = MemoryArgs { max_seq: Some(262_145), kv: KvKind::Bf16, force: false };
+        let error = options(&Config::full(), &args, 1).unwrap_err();
+        assert!(error.to_string().contains("262144 positions"), "{error}");
+    }
+
+    #[test]
+    fn a_hub_snapshot_is_called_by_its_repository() {
+        let snapshot =
+            Path::new("/hub/models--mlx-community--Qwen3.6-35B-A3B-4bit/snapshots/38740b");
+        assert_eq!(id(snapshot), "mlx-community/Qwen3.6-35B-A3B-4bit");
+        assert_eq!(id(Path::new("/models/mine")), "mine");
+    }
+}

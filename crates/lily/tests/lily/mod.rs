@@ -1,0 +1,100 @@
+//! Starts the built `lily` as a user would, with nothing of the surrounding environment.
+#![allow(dead_code)] // each test file uses a part
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+/// The program, in an environment of its own: no model, no tokens, caches in `home`.
+pub fn lily(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lily"));
+    command.args(args).stdin(Stdio::null());
+    for name in ["LILY_MODEL", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_CACHE"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// What a command printed and how it ended.
+pub struct Done {
+    /// Its exit code; `None` where a signal ended it.
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl From<Output> for Done {
+    fn from(output: Output) -> Done {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("output is UTF-8");
+        Done {
+            code: output.status.code(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
+    }
+}
+
+/// Runs to the end.
+pub fn run(args: &[&str]) -> Done {
+    lily(args).output().expect("lily starts").into()
+}
+
+/// Runs to the end with `input` on stdin.
+pub fn run_with(args: &[&str], input: &str) -> Done {
+    let mut child = lily(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("lily starts");
+    // A command that ends before it has read all is judged by what it says, not here.
+    let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
+    child.wait_with_output().expect("lily ends").into()
+}
+
+/// The folder of the demo's files in the repository, a checkpoint like any other.
+pub fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo")
+}
+
+/// A server that was started for one test and ends with it.
+pub struct Server {
+    pub child: Child,
+    /// `127.0.0.1:PORT`.
+    pub address: String,
+    /// What it said on stderr up to its address.
+    pub said: String,
+}
+
+impl Server {
+    /// Starts `lily serve` with these flags on a free port, and waits until it has bound it.
+    pub fn start(args: &[&str]) -> Server {
+        let mut child = lily(&["serve", "--bind", "127.0.0.1:0"])
+            .args(args)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("lily starts");
+        let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
+        let mut said = String::new();
+        let address = loop {
+            let start = said.len();
+            let read = stderr.read_line(&mut said).expect("stderr is text");
+            assert!(read > 0, "lily serve ended: {said}");
+            let found = said[start..].split_once("http://").map(|(_, rest)| rest);
+            if let Some(address) = found {
+                let end = address.find(|c: char| !c.is_ascii_digit() && c != '.' && c != ':');
+                break address[..end.unwrap_or(address.len())].to_owned();
+            }
+        };
+        // The pipe is read on, or the server would stop at a full one.
+        std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+        Server { child, address, said }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
