@@ -12,8 +12,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use lily_model::{Outputs, Span};
+
 use crate::Error;
-use crate::forward::{Forward, Outputs, Span};
+use crate::forward::Forward;
 use crate::request::{Event, FinishReason, Request, Usage};
 use crate::sampler::{Sampler, Scratch, logprob};
 use crate::scheduler::{Id, Scheduler, Step};
@@ -472,7 +474,7 @@ impl<F: Forward> Server<F> {
             let now = Instant::now();
             !stopping() && parts.iter().any(|part| part.0.unwanted(now).is_none())
         };
-        let rows: Vec<_> = spans.iter().map(|span| span.outputs.rows(span.ids.len())).collect();
+        let rows: Vec<_> = spans.iter().map(rows_of).collect();
         let mut ends = Vec::new();
         match model.step(&spans, &mut go_on) {
             Ok(Some(mut logits)) => {
@@ -542,6 +544,15 @@ impl<F: Forward> Server<F> {
             let event = Event::Failed(Error::Dead(message.clone()));
             let _ = catch_unwind(AssertUnwindSafe(|| (request.events)(event)));
         }
+    }
+}
+
+/// How many rows of logits a span gives.
+fn rows_of(span: &Span) -> usize {
+    match span.outputs {
+        Outputs::None => 0,
+        Outputs::Last => 1,
+        Outputs::All => span.ids.len(),
     }
 }
 

@@ -1,37 +1,6 @@
 //! What the engine needs of a model: slots that absorb tokens and give logits.
 
-/// The new tokens of one sequence in a step.
-#[derive(Clone, Copy, Debug)]
-pub struct Span<'a> {
-    /// The place of the sequence.
-    pub slot: usize,
-    /// Its new tokens, at least one; they follow what the slot has absorbed so far.
-    pub ids: &'a [u32],
-    /// Of which of them the logits are wanted.
-    pub outputs: Outputs,
-}
-
-/// Which rows of a span end in logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outputs {
-    /// None: a part of a prompt that is not its end.
-    None,
-    /// Those after the last token, from which the next is sampled.
-    Last,
-    /// Those after every token.
-    All,
-}
-
-impl Outputs {
-    /// How many rows a span of `tokens` gives.
-    pub(crate) fn rows(self, tokens: usize) -> usize {
-        match self {
-            Outputs::None => 0,
-            Outputs::Last => 1,
-            Outputs::All => tokens,
-        }
-    }
-}
+use lily_model::{Model, Span};
 
 /// A model as the engine sees it. The trait exists so that the engine, and the server above it,
 /// can be tested with models that are slow, fail or panic at will.
@@ -56,4 +25,33 @@ pub trait Forward: Send + 'static {
         spans: &[Span],
         go_on: &mut dyn FnMut() -> bool,
     ) -> Result<Option<&[f32]>, String>;
+}
+
+impl Forward for Model {
+    fn vocab(&self) -> usize {
+        self.config().vocab
+    }
+    fn slots(&self) -> usize {
+        self.slots()
+    }
+    fn max_seq(&self) -> usize {
+        self.max_seq()
+    }
+    fn chunk(&self) -> usize {
+        self.chunk()
+    }
+    fn outputs(&self) -> usize {
+        self.outputs()
+    }
+    fn reset(&mut self, slot: usize) {
+        self.reset(slot);
+    }
+    fn step(
+        &mut self,
+        spans: &[Span],
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<&[f32]>, String> {
+        let Some(ticket) = self.step(spans, go_on) else { return Ok(None) };
+        self.logits(ticket).map(Some).map_err(|error| error.to_string())
+    }
 }

@@ -13,5 +13,6 @@ mod scheduler;
 
 pub use engine::{Engine, Limits, Load, Options};
 pub use error::Error;
-pub use forward::{Forward, Outputs, Span};
+pub use forward::Forward;
+pub use lily_model::{Outputs, Span};
 pub use request::{Cancel, Event, FinishReason, Logprob, Request, Sampling, Usage};
