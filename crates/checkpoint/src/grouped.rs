@@ -87,7 +87,7 @@ impl Group {
     fn line(&self) -> String {
         let mut line = match (&self.layers, self.count) {
             (_, 1) => shown(&self.name),
-            (Some(layers), _) => format!("{} (layers {})", shown(&self.pattern), ranges(layers)),
+            (Some(layers), _) => format!("{} ({})", shown(&self.pattern), ranges(layers)),
             (None, count) => format!("{} ({count} of them)", shown(&self.pattern)),
         };
         if !self.problem.is_empty() {
@@ -99,27 +99,29 @@ impl Group {
     }
 }
 
-/// `0-2, 4-6, 8`, cut where it is long.
+/// `layers 0-2, 4-6`, or `30 layers from 0 to 38` where there are many runs.
 fn ranges(numbers: &[usize]) -> String {
     let mut numbers = numbers.to_vec();
     numbers.sort_unstable();
     numbers.dedup();
     let mut runs: Vec<(usize, usize)> = Vec::new();
-    for number in numbers {
+    for &number in &numbers {
         match runs.last_mut() {
-            Some((_, last)) if *last + 1 == number => *last = number,
+            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
             _ => runs.push((number, number)),
         }
     }
-    let mut shown: Vec<_> = runs
-        .iter()
-        .take(12)
-        .map(|&(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") })
-        .collect();
-    if runs.len() > 12 {
-        shown.push("...".into());
+    match (&runs[..], &numbers[..]) {
+        ([_, _, _, _, _, ..], [first, .., last]) => {
+            format!("{} layers from {first} to {last}", numbers.len())
+        }
+        (runs, _) => {
+            let run = |&(a, b): &(usize, usize)| {
+                if a == b { a.to_string() } else { format!("{a}-{b}") }
+            };
+            format!("layers {}", runs.iter().map(run).collect::<Vec<_>>().join(", "))
+        }
     }
-    shown.join(", ")
 }
 
 #[cfg(test)]
@@ -149,5 +151,6 @@ mod tests {
             ]
         );
         assert_eq!(grouped.lines(2)[2], "and 4 more");
+        assert_eq!(ranges(&[3, 7, 11, 15, 19]), "5 layers from 3 to 19");
     }
 }

@@ -10,6 +10,7 @@ pub mod config;
 pub mod error;
 mod grouped;
 pub mod mmap;
+mod recognise;
 pub mod safetensors;
 pub mod shards;
 pub mod tensors;

@@ -22,8 +22,8 @@ pub const SINGLE: &str = "model.safetensors";
 /// 216 KB.
 const MAX_JSON: u64 = 16 << 20;
 
-/// The most shards that are opened; each holds a file open.
-const MAX_SHARDS: usize = 512;
+/// The most shards that are opened: each holds a file open, and macOS gives a process 256.
+const MAX_SHARDS: usize = 200;
 
 /// What the bytes of a checkpoint were when it was opened: a packed copy of them is good as long
 /// as this stays the same.
@@ -324,7 +324,9 @@ pub(crate) fn names_in(dir: &Path) -> std::result::Result<Vec<String>, String> {
             .collect()
     };
     let mut names = read().map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => "no such directory".to_string(),
+        std::io::ErrorKind::NotFound => {
+            "no such directory; `lily pull` fetches a checkpoint".to_string()
+        }
         std::io::ErrorKind::NotADirectory => "a file, expected a directory".to_string(),
         _ => error.to_string(),
     })?;
