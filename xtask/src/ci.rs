@@ -18,7 +18,7 @@ pub fn run(root: &Path) -> anyhow::Result<()> {
     let start = Instant::now();
     let heading = |name| eprintln!("== {name} ({:.0} s)", start.elapsed().as_secs_f64());
     heading("tidy");
-    crate::tidy::run(root)?;
+    crate::tidy::run(root, false)?;
     for (name, args) in STEPS {
         heading(name);
         let status = Command::new("cargo")

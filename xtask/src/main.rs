@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod ci;
+mod file_map;
 mod golden;
 mod tidy;
 mod tree;
@@ -17,7 +18,11 @@ enum Chore {
     /// Runs every check that needs nothing but Rust: format, clippy, tests, docs, tidy.
     Ci,
     /// Checks the rules of the house that no compiler knows.
-    Tidy,
+    Tidy {
+        /// First puts right what a program can: the file map of ARCHITECTURE.md.
+        #[arg(long)]
+        write: bool,
+    },
     /// Compares the golden vectors with what the reference computes. Needs python3 with NumPy.
     Golden {
         /// Says what differs, and replaces it.
@@ -34,7 +39,7 @@ fn root() -> PathBuf {
 fn main() -> ExitCode {
     let done = match Chore::parse() {
         Chore::Ci => ci::run(&root()),
-        Chore::Tidy => tidy::run(&root()),
+        Chore::Tidy { write } => tidy::run(&root(), write),
         Chore::Golden { write } => golden::run(&root(), write),
     };
     match done {

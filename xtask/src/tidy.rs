@@ -3,6 +3,7 @@
 //! Each check is a function from the source files to findings; a finding says where, what, and
 //! what to do. The rules themselves are the constants at the top.
 
+use crate::file_map;
 use crate::tree::{File, Tree};
 use anyhow::bail;
 use std::collections::BTreeSet;
@@ -56,9 +57,14 @@ fn error(text: impl Into<String>) -> Finding {
     Finding { error: true, text: text.into() }
 }
 
-/// Checks the workspace at `root`; prints what it finds and fails if a rule is broken.
-pub fn run(root: &Path) -> anyhow::Result<()> {
-    let tree = Tree::read(root)?;
+/// Checks the workspace at `root`; prints what it finds and fails if a rule is broken. With
+/// `write`, first puts right what a program can: the file map.
+pub fn run(root: &Path, write: bool) -> anyhow::Result<()> {
+    let mut tree = Tree::read(root)?;
+    if let Some(text) = file_map::updated(&tree).filter(|_| write) {
+        std::fs::write(root.join(file_map::DOCUMENT), text)?;
+        tree = Tree::read(root)?;
+    }
     let findings = check(&tree);
     for f in &findings {
         eprintln!("{}: {}", if f.error { "error" } else { "note" }, f.text);
@@ -86,7 +92,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
         dead_files,
         leftovers,
         machine_paths,
-        file_map,
+        documents,
         links,
     ] {
         findings.extend(check(tree));
@@ -265,7 +271,7 @@ fn connections(tree: &Tree) -> Vec<Finding> {
                 .iter()
                 .any(|word| line.contains(word));
         (connects && !file.path.starts_with(CONNECTING) && file.krate().is_some())
-            .then(|| format!("opens a connection; only lily pull may"))
+            .then(|| "opens a connection; only `lily pull` may".into())
     })
 }
 
@@ -395,27 +401,24 @@ fn machine_paths(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// ARCHITECTURE.md names every source file, and no file that is not there.
-fn file_map(tree: &Tree) -> Vec<Finding> {
-    let Some(map) = tree.get("ARCHITECTURE.md") else { return vec![] };
-    let words: BTreeSet<&str> = (map.text)
-        .split(|c: char| !c.is_alphanumeric() && !"._-/".contains(c))
+/// ARCHITECTURE.md has the file map as the files give it, and names no file that is not there.
+fn documents(tree: &Tree) -> Vec<Finding> {
+    let Some(document) = tree.get(file_map::DOCUMENT) else { return vec![] };
+    let mut findings = Vec::new();
+    if file_map::updated(tree).is_some_and(|text| text != document.text) {
+        findings.push(error(format!(
+            "{}: its file map is not what the files say; `cargo xtask tidy --write` makes it anew",
+            document.path
+        )));
+    }
+    let word = |c: char| c.is_alphanumeric() || "._-/".contains(c);
+    let words: BTreeSet<&str> = (document.text.split(|c: char| !word(c)))
         .map(|w| w.rsplit('/').next().unwrap_or(w))
         .filter(|w| w.ends_with(".rs") || w.ends_with(".metal"))
         .collect();
-    let source = |f: &&File| {
-        let root = ["lib.rs", "main.rs", "mod.rs"].contains(&f.name());
-        f.path.contains("/src/") && f.path.ends_with(".rs") && !root && !f.is_test()
-    };
-    let mut findings: Vec<Finding> = (tree.0.iter().filter(source))
-        .filter(|f| !words.contains(f.name()))
-        .map(|f| error(format!("ARCHITECTURE.md: its file map does not list {}", f.path)))
-        .collect();
     let there = |w: &str| tree.0.iter().any(|f| f.name() == w);
-    findings.extend(
-        (words.iter().filter(|w| !there(w)))
-            .map(|w| error(format!("ARCHITECTURE.md: there is no {w}"))),
-    );
+    let missing = words.iter().filter(|w| !there(w));
+    findings.extend(missing.map(|w| error(format!("{}: there is no {w}", document.path))));
     findings
 }
 

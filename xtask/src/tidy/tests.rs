@@ -127,12 +127,10 @@ fn nothing_unfinished() {
 #[test]
 fn documents_are_true() {
     let source = ("crates/text/src/chat.rs", "//! Chat.\n");
-    assert!(
-        says(file_map, &[("ARCHITECTURE.md", "text/\n  gone.rs\n"), source])
-            .contains("there is no gone.rs")
-    );
-    assert!(says(file_map, &[("ARCHITECTURE.md", "text/\n"), source]).contains("does not list"));
-    assert_eq!(says(file_map, &[("ARCHITECTURE.md", "text/chat.rs  prompts"), source]), "");
+    let found = says(documents, &[("ARCHITECTURE.md", "# A\n`gone.rs`\n"), source]);
+    assert!(found.contains("there is no gone.rs") && found.contains("tidy --write"), "{found}");
+    let map = "# A\n\n## Files\n\n    crates/text/src/\n      chat.rs             Chat\n";
+    assert_eq!(says(documents, &[("ARCHITECTURE.md", map), source]), "");
     assert!(says(links, &[("README.md", "[a](docs/A.md)")]).contains("dead link"));
     assert_eq!(says(links, &[("demo/README.md", "[a](../README.md#how)"), ("README.md", "")]), "");
 }
