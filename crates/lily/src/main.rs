@@ -15,6 +15,7 @@ mod logits;
 mod machine;
 mod packed_files;
 mod progress;
+mod pull;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -39,6 +40,8 @@ enum Command {
     Bench(bench::Bench),
     /// Show what this machine has, what fits, and packed weights that can be removed
     Doctor(doctor::Doctor),
+    /// Fetch the checkpoint from the Hugging Face Hub
+    Pull(pull::Pull),
     /// Print a completion script for a shell
     Completions(completions::Completions),
 }
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Logits(args) => logits::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Pull(args) => pull::run(args),
         Command::Completions(args) => completions::run(args),
     };
     match done {
