@@ -178,12 +178,17 @@ pub fn model(
     Ok(Model::new(device, source.config().clone(), &packed, options)?)
 }
 
+/// Whether the weights of such a model are packed at every start, and not into a file.
+pub fn packs_in_memory(config: &Config) -> bool {
+    pack::file_bytes(config) <= PACK_IN_MEMORY
+}
+
 /// The weights as devices read them: mapped from the packed file, which is made where it is
 /// missing or stale; small ones are made in memory.
 fn packed(source: &Source) -> Result<Packed, Error> {
     let checkpoint = &source.checkpoint;
     let bytes = pack::file_bytes(source.config());
-    let Some(dir) = source.dir.as_ref().filter(|_| bytes > PACK_IN_MEMORY) else {
+    let Some(dir) = source.dir.as_ref().filter(|_| !packs_in_memory(source.config())) else {
         return Ok(Packed::in_memory(checkpoint)?);
     };
     let path = packed_files::path(dir)?;

@@ -16,6 +16,7 @@ mod machine;
 mod packed_files;
 mod progress;
 mod pull;
+mod verify;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -34,6 +35,8 @@ Exit codes: 0 done; 1 failed, or what was compared differs; 2 wrong flags or inp
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// Compare a checkpoint with everything that is known of it
+    Verify(verify::Verify),
     /// Compute the logits after every token of a prompt; needs no tokenizer
     Logits(logits::Logits),
     /// Measure tokens per second of prefill and decode
@@ -48,6 +51,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Lily::parse().command {
+        Command::Verify(args) => verify::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Doctor(args) => doctor::run(args),
