@@ -1,0 +1,87 @@
+//! The routes, one handler an endpoint.
+
+use axum::extract::{Path, Request, State};
+use axum::middleware::from_fn_with_state;
+use axum::response::IntoResponse;
+use axum::routing::{MethodRouter, get};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use tower_http::catch_panic::CatchPanicLayer;
+
+use crate::error::Error;
+use crate::{App, auth};
+
+/// The whole API on `state`. Every route is there with and without `/v1`.
+pub fn app(state: App) -> Router {
+    let guarded = both(&[("/models", get(models)), ("/models/{*id}", get(model))]);
+    // Whether a server is alive is no secret.
+    let open = both(&[("/health", get(health))]);
+    guarded
+        .layer(from_fn_with_state(state.clone(), auth::check_key))
+        .merge(open)
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(state.clone(), auth::check_origin))
+        .layer(CatchPanicLayer::custom(|_| {
+            Error::Internal("an internal error; the log has more".to_owned()).into_response()
+        }))
+        .layer(auth::cors(&state))
+        .with_state(state)
+}
+
+/// Routes, each also under `/v1`.
+fn both(routes: &[(&str, MethodRouter<App>)]) -> Router<App> {
+    routes.iter().fold(Router::new(), |router, (path, handler)| {
+        router.route(path, handler.clone()).route(&format!("/v1{path}"), handler.clone())
+    })
+}
+
+async fn unknown(request: Request) -> Error {
+    Error::Route(format!("{} {}", request.method(), request.uri().path()))
+}
+
+async fn wrong_method(request: Request) -> Error {
+    Error::Method(request.uri().path().to_owned())
+}
+
+/// 200 when requests can be served, else 503 with the reason.
+async fn health(State(app): State<App>) -> Result<Json<Value>, Error> {
+    let engine = &app.served()?.engine;
+    engine.health().map_err(|error| Error::from_engine(error, ""))?;
+    let load = engine.load();
+    Ok(Json(json!({
+        "status": "ok",
+        "slots": engine.limits().slots,
+        "running": load.running,
+        "waiting": load.waiting,
+    })))
+}
+
+async fn models(State(app): State<App>) -> Result<Json<Value>, Error> {
+    Ok(Json(json!({"object": "list", "data": [describe(&app)?]})))
+}
+
+async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, Error> {
+    if id != app.served()?.id {
+        return Err(Error::Model(id));
+    }
+    Ok(Json(describe(&app)?))
+}
+
+/// The model as the API lists it. Agents read the context length once, under one name or
+/// another, and plan with it: it is what the engine enforces, and it never changes.
+fn describe(app: &App) -> Result<Value, Error> {
+    let loaded = app.loaded()?;
+    let context = loaded.served.engine.limits().max_seq;
+    Ok(json!({
+        "id": loaded.served.id,
+        "object": "model",
+        "created": loaded.since,
+        "owned_by": "lily",
+        "max_model_len": context,
+        "context_length": context,
+        "context_window": context,
+        "max_context_length": context,
+        "meta": {"n_ctx": context, "n_ctx_train": context, "context_length": context},
+    }))
+}
