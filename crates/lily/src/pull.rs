@@ -25,7 +25,7 @@ use hub::{Cache, Settings};
 use progress::Progress;
 use transfer::{Client, File};
 
-use crate::machine::free_disk;
+use crate::machine::{free_disk, gigabytes};
 
 /// The repository.
 const REPO: &str = "mlx-community/Qwen3.6-35B-A3B-4bit";
@@ -281,7 +281,7 @@ impl Source<'_> {
         if need > free {
             return Err(Error::Space { dir, need, free });
         }
-        eprintln!("fetching {} files, {}, to {}", missing.len(), bytes(need), dir.display());
+        eprintln!("fetching {} files, {}, to {}", missing.len(), gigabytes(need), dir.display());
         let mut progress = Progress::new(missing.iter().map(|file| file.size).sum());
         for file in missing {
             let _turn = place.file_turn(file)?;
@@ -299,7 +299,7 @@ impl Source<'_> {
             } else {
                 progress.found(file.size);
             }
-            progress.say(&format!("{} {}", file.name, bytes(file.size)));
+            progress.say(&format!("{} {}", file.name, gigabytes(file.size)));
         }
         Ok(())
     }
@@ -419,16 +419,6 @@ fn check_commit(commit: &str, url: &str) -> Result<(), Error> {
     Err(Error::Nameless { url: url.to_string(), what: "commit" })
 }
 
-/// A size as people read it, in decimal units as disks are sold.
-fn bytes(n: u64) -> String {
-    match n {
-        0..1_000 => format!("{n} bytes"),
-        1_000..1_000_000 => format!("{:.1} kB", n as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} MB", n as f64 / 1e6),
-        _ => format!("{:.2} GB", n as f64 / 1e9),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -452,11 +442,5 @@ mod tests {
         for bad in ["", "../x", "a/../b", "a//b", "a b", "a?b", ".", "x/.git", &"a".repeat(300)] {
             assert!(check_revision(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn sizes_in_words() {
-        let words = [202, 23_591, 19_989_343, 20_402_204_271].map(bytes);
-        assert_eq!(words, ["202 bytes", "23.6 kB", "20.0 MB", "20.40 GB"]);
     }
 }

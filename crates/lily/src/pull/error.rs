@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::machine::gigabytes;
+
 /// Why a pull stopped. What had arrived by then is kept and the next pull goes on from there,
 /// unless the message says otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +37,7 @@ pub enum Error {
     /// Not enough room for what is still to fetch.
     #[error(
         "not enough disk space in {}: {} to fetch, {} free. Make room, or choose another disk \
-         with --to DIR (or HF_HOME)", dir.display(), super::bytes(*need), super::bytes(*free)
+         with --to DIR (or HF_HOME)", dir.display(), gigabytes(*need), gigabytes(*free)
     )]
     Space {
         /// The folder that would hold the files.

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 
+use crate::machine::gigabytes;
+
 /// How often a line is written when there is no terminal.
 const LINES_EVERY: Duration = Duration::from_secs(15);
 
@@ -48,7 +50,7 @@ impl Progress {
                 if last.elapsed() >= LINES_EVERY {
                     *last = Instant::now();
                     let percent = *done as f64 * 100.0 / (*total).max(1) as f64;
-                    eprintln!("{percent:.1} % of {}", super::bytes(*total));
+                    eprintln!("{percent:.1} % of {}", gigabytes(*total));
                 }
             }
         }

@@ -432,13 +432,21 @@ fn the_token_follows_a_redirect_within_the_server() {
 
 #[test]
 fn an_expired_link_is_asked_for_anew() {
-    let hub = Server::hub(|asked, _| {
-        let old = asked.path.starts_with("/store/") && asked.nth < 2;
-        (old && asked.file == SHARD)
-            .then(|| Answer::new(302).with("location", "http://localhost:1/").body(b""))
+    let repo = Repo::new();
+    let store = Server::start(move |asked| match asked.nth {
+        0..=1 => Answer::new(403).body(b"expired"),
+        _ => serve(repo.bytes(&asked.file), asked),
+    });
+    let port = store.port;
+    let hub = Server::hub(move |asked, _| {
+        let moved = asked.method == "GET" && asked.file == SHARD;
+        moved.then(|| {
+            let to = format!("http://localhost:{port}/{}?signature={}", asked.file, asked.nth);
+            Answer::new(302).with("location", to).body(b"")
+        })
     });
     let home = Home::new();
-    home.pull(&hub).succeeds().says("trying again");
+    home.pull(&hub).succeeds().says("403").says("trying again");
     home.assert_complete(&home.snapshot());
 }
 
