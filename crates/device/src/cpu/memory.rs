@@ -97,6 +97,9 @@ impl Drop for Buffer {
     }
 }
 
+// Operands are little endian, and used as they are.
+const _: () = assert!(cfg!(target_endian = "little"));
+
 /// Types that any bytes are a value of.
 ///
 /// # Safety

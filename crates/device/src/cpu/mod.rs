@@ -1,29 +1,48 @@
 //! The CPU as a device: operations run at once, in the call that enqueues them.
 //!
-//! [`scalar`] defines every row of the table; this file knows buffers and binds operands.
+//! [`scalar`] defines every row of the table; [`vector`] computes the same on the instruction set
+//! that [`isa`] chose, with the threads of [`pool`]. This file knows buffers and the choice.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub mod isa;
+mod kernels;
 mod memory;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod pool;
 mod scalar;
+mod vector;
 
 use crate::device::{Device, Error, HostBytes, Ticket, View};
 use crate::ops::Op;
 pub use isa::Isa;
 use memory::{Buffer, Operands};
 use std::ops::Range;
+use vector::Vector;
 
 /// What to run on; what is left out is chosen from the machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// The instruction set, or the best one the machine has.
     pub isa: Option<Isa>,
-    /// Threads, or as many as there are cores for us.
+    /// Threads, or as many as there are cores for us. The scalar definition uses one.
     pub threads: Option<usize>,
+}
+
+/// Cores that this process may use, threads of one core counted once where that can be told.
+fn cores() -> usize {
+    let allowed = std::thread::available_parallelism().map_or(1, |n| n.get());
+    allowed.min(num_cpus::get_physical())
 }
 
 /// The processor, with memory of the host.
 pub struct Cpu {
     isa: Isa,
+    /// Kernels and threads; `scalar` has neither.
+    vector: Option<Vector>,
     buffers: Vec<Buffer>,
     /// Tickets given out.
     commits: u64,
@@ -32,8 +51,10 @@ pub struct Cpu {
 impl Cpu {
     /// The CPU device under `options`. Errs when the machine lacks the instruction set asked for.
     pub fn new(options: Options) -> Result<Cpu, Error> {
-        let isa = isa::choose(options.isa)?;
-        Ok(Cpu { isa, buffers: Vec::new(), commits: 0 })
+        let (isa, kernels) = isa::choose(options.isa)?;
+        let threads = options.threads.unwrap_or_else(cores).max(1);
+        let vector = kernels.map(|kernels| Vector::new(kernels, threads));
+        Ok(Cpu { isa, vector, buffers: Vec::new(), commits: 0 })
     }
 
     fn push(&mut self, buffer: Buffer, bytes: u64) -> View {
@@ -53,7 +74,8 @@ impl Cpu {
 
 impl Device for Cpu {
     fn describe(&self) -> String {
-        format!("cpu: {}, 1 thread", self.isa)
+        let threads = self.vector.as_ref().map_or(1, Vector::threads);
+        format!("cpu: {}, {threads} thread{}", self.isa, if threads == 1 { "" } else { "s" })
     }
 
     fn alloc(&mut self, bytes: u64, label: &str) -> Result<View, Error> {
@@ -82,102 +104,9 @@ impl Device for Cpu {
 
     fn enqueue(&mut self, op: Op) {
         let o = Operands::new(&mut self.buffers, &op);
-        match &op {
-            Op::Embed(op) => scalar::embed(op, o.read("ids"), o.q4("table"), o.write("x")),
-            Op::RmsNorm(op) => scalar::rms_norm(op, o.read("x"), o.read("w"), o.write("y")),
-            Op::AddRmsNorm(op) => {
-                scalar::add_rms_norm(op, o.write("x"), o.read("d"), o.read("w"), o.write("y"))
-            }
-            Op::OutputNorm(op) => scalar::output_norm(
-                op,
-                o.read("x"),
-                o.read("d"),
-                o.read("rows"),
-                o.read("w"),
-                o.write("y"),
-            ),
-            Op::LinearQ4(op) => scalar::linear_q4(op, o.q4("w"), o.read("x"), o.write("y")),
-            Op::LinearQ8(op) => scalar::linear_q8(op, o.q8("w"), o.read("x"), o.write("y")),
-            Op::DeltaConv(op) => {
-                let inputs = scalar::DeltaConvInputs {
-                    p: o.read("p"),
-                    w: o.read("w"),
-                    a_log: o.read("a_log"),
-                    dt_bias: o.read("dt_bias"),
-                    conv: o.read("conv"),
-                    span_of: o.read("span_of"),
-                    span: o.read("span"),
-                };
-                scalar::delta_conv(op, &inputs, o.write("qkv"), o.write("gates"))
-            }
-            Op::ConvState(op) => {
-                scalar::conv_state(op, o.read("p"), o.read("span"), o.write("conv"))
-            }
-            Op::DeltaStep(op) => scalar::delta_step(
-                op,
-                o.read("qkv"),
-                o.read("gates"),
-                o.read("span"),
-                o.write("state"),
-                o.write("o"),
-            ),
-            Op::DeltaChunk(op) => scalar::delta_chunk(
-                op,
-                o.read("qkv"),
-                o.read("gates"),
-                o.read("span"),
-                o.write("state"),
-                o.write("o"),
-            ),
-            Op::GatedNorm(op) => scalar::gated_norm(op, o.read("p"), o.read("w"), o.write("o")),
-            Op::QkRope(op) => {
-                let inputs = scalar::QkRopeInputs {
-                    q_norm: o.read("q_norm"),
-                    k_norm: o.read("k_norm"),
-                    rope: o.read("rope"),
-                    span_of: o.read("span_of"),
-                    span: o.read("span"),
-                    blocks: o.read("blocks"),
-                };
-                let p = o.write("p");
-                match op.kv_bytes {
-                    2 => scalar::qk_rope::<u16>(
-                        op,
-                        &inputs,
-                        p,
-                        o.write("k_cache"),
-                        o.write("v_cache"),
-                    ),
-                    4 => scalar::qk_rope::<f32>(
-                        op,
-                        &inputs,
-                        p,
-                        o.write("k_cache"),
-                        o.write("v_cache"),
-                    ),
-                    n => panic!("qk_rope: kv_bytes {n}, not 2 or 4"),
-                }
-            }
-            Op::Attend(op) => match op.kv_bytes {
-                2 => scalar::attend(op, &attend_inputs::<u16>(&o), o.write("o")),
-                4 => scalar::attend(op, &attend_inputs::<f32>(&o), o.write("o")),
-                n => panic!("attend: kv_bytes {n}, not 2 or 4"),
-            },
-            Op::Route(op) => {
-                scalar::route(op, o.read("logits"), o.write("ids"), o.write("weights"))
-            }
-            Op::ExpertUp(op) => {
-                scalar::expert_up(op, o.q4("w"), o.read("x"), o.read("ids"), o.write("h"))
-            }
-            Op::ExpertDown(op) => scalar::expert_down(
-                op,
-                o.q4("w"),
-                o.read("h"),
-                o.read("ids"),
-                o.read("weights"),
-                o.write("y"),
-            ),
-            Op::Zero(_) => scalar::zero(o.write("y")),
+        match &mut self.vector {
+            Some(vector) => vector.run(&op, &o),
+            None => scalar::run(&op, &o),
         }
     }
 
@@ -194,16 +123,5 @@ impl Device for Cpu {
         let from = from.slice(0, into.len() as u64);
         into.copy_from_slice(self.buffers[from.buffer as usize].bytes(from));
         Ok(())
-    }
-}
-
-fn attend_inputs<'a, E: scalar::Element>(o: &Operands<'a>) -> scalar::AttendInputs<'a, E> {
-    scalar::AttendInputs {
-        p: o.read("p"),
-        k_cache: o.read("k_cache"),
-        v_cache: o.read("v_cache"),
-        span_of: o.read("span_of"),
-        span: o.read("span"),
-        blocks: o.read("blocks"),
     }
 }

@@ -17,13 +17,14 @@ fn run(m: &mut Machine, w: &Matrix, rows: usize, x: &[f32]) -> Vec<f32> {
 }
 
 /// A product may be off by 1e-6 of the sum of its terms' magnitudes: 16 rounding errors of f32,
-/// where the longest chain of additions into one accumulator stands at cols / 8.
+/// where the longest chain of additions into one accumulator stands at cols / 8. Below the
+/// normal numbers each term may lose 7e-46.
 fn check(w: &Matrix, rows: usize, x: &[f32]) -> Vec<(Isa, Vec<f32>)> {
     let mut expected = Vec::new();
     for x in x.chunks_exact(w.cols) {
         for r in 0..rows {
             let (value, size) = w.dot(r, x);
-            expected.push(Expected { value, within: 1e-6 * size + 1e-44 });
+            expected.push(Expected { value, within: 1e-6 * size + 1e-43 });
         }
     }
     let name = format!("q{} {rows} x {}, {} values", w.bits, w.cols, x.len());
