@@ -356,7 +356,11 @@ pub(crate) fn read(top: &Map<String, Value>) -> (Option<Config>, Vec<String>) {
             ));
         }
     }
-    let rotary = head_dim.zip(rotary_factor).map(|(dim, factor)| dim as f64 * factor);
+    // A factor of 14/49 is no decimal fraction: the product may miss the whole number by a rounding.
+    let rotary = head_dim.zip(rotary_factor).map(|(dim, factor)| {
+        let product = dim as f64 * factor;
+        if (product - product.round()).abs() < 1e-9 { product.round() } else { product }
+    });
     if let Some(rotary) = rotary
         && (rotary < 2.0 || rotary % 2.0 != 0.0)
     {

@@ -8,6 +8,8 @@
 pub mod checkpoint;
 pub mod config;
 pub mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod grouped;
 pub mod mmap;
 mod recognise;
