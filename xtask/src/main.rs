@@ -4,6 +4,7 @@
 mod ci;
 mod file_map;
 mod golden;
+mod mutate;
 mod tidy;
 mod tree;
 
@@ -29,6 +30,12 @@ enum Chore {
         #[arg(long)]
         write: bool,
     },
+    /// Makes known mistakes on purpose; a test must notice each of them.
+    Mutate {
+        /// Only mutations whose name contains this.
+        #[arg(default_value = "")]
+        only: String,
+    },
 }
 
 /// Where the workspace lies.
@@ -41,6 +48,7 @@ fn main() -> ExitCode {
         Chore::Ci => ci::run(&root()),
         Chore::Tidy { write } => tidy::run(&root(), write),
         Chore::Golden { write } => golden::run(&root(), write),
+        Chore::Mutate { only } => mutate::run(&root(), &only),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
