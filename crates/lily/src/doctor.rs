@@ -2,7 +2,7 @@
 
 use crate::args::ModelArgs;
 use crate::error::Error;
-use crate::load::Source;
+use crate::load::{CHUNK, OUTPUTS, Source};
 use crate::machine::{self, Memory, gigabytes};
 use crate::packed_files;
 use clap::Args;
@@ -90,7 +90,7 @@ fn fits(text: &mut String, name: &str, config: &Config, memory: &Memory) {
     let _ = writeln!(text, "  context   weights  keys, values  state    scratch  together");
     let contexts = CONTEXTS.into_iter().filter(|&c| c < config.max_positions);
     for max_seq in contexts.chain([config.max_positions]) {
-        let options = Options { slots: 1, max_seq, chunk: 256, outputs: 64, kv: Kv::Bf16 };
+        let options = Options { slots: 1, max_seq, chunk: CHUNK, outputs: OUTPUTS, kv: Kv::Bf16 };
         let plan = lily_model::plan(config, options);
         let (need, have) = (plan.total(), memory.usable());
         let verdict = match need.checked_sub(have) {

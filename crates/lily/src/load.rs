@@ -16,9 +16,9 @@ const DEFAULT_MAX_SEQ: usize = 32_768;
 /// Packed weights up to this many bytes are made in memory at every start; more go to a file.
 const PACK_IN_MEMORY: u64 = 256 << 20;
 /// Most tokens one step carries: how long a running reply may have to wait for someone's prompt.
-const CHUNK: usize = 256;
+pub const CHUNK: usize = 256;
 /// Most rows of logits one step gives: the memory they take is this times the vocabulary.
-const OUTPUTS: usize = 64;
+pub const OUTPUTS: usize = 64;
 
 /// A checkpoint, opened and checked.
 pub struct Source {
@@ -186,13 +186,20 @@ pub fn packs_in_memory(config: &Config) -> bool {
 /// The weights as devices read them: mapped from the packed file, which is made where it is
 /// missing or stale; small ones are made in memory.
 fn packed(source: &Source) -> Result<Packed, Error> {
-    let checkpoint = &source.checkpoint;
-    let bytes = pack::file_bytes(source.config());
-    let Some(dir) = source.dir.as_ref().filter(|_| !packs_in_memory(source.config())) else {
-        return Ok(Packed::in_memory(checkpoint)?);
-    };
-    let path = packed_files::path(dir)?;
-    match Packed::open(&path, checkpoint) {
+    match source.dir.as_ref().filter(|_| !packs_in_memory(source.config())) {
+        None => Ok(Packed::in_memory(&source.checkpoint)?),
+        Some(dir) => {
+            let path = packed_files::path(dir)?;
+            let packed = packed_file(&source.checkpoint, &path)?;
+            packed_files::remember(&path);
+            Ok(packed)
+        }
+    }
+}
+
+/// The packed file at `path`, made where it is missing or stale.
+fn packed_file(checkpoint: &Checkpoint, path: &Path) -> Result<Packed, Error> {
+    match Packed::open(path, checkpoint) {
         Ok(packed) => return Ok(packed),
         Err(pack::Error::Io { error, .. }) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(pack::Error::Stale { path, reason }) => {
@@ -202,11 +209,12 @@ fn packed(source: &Source) -> Result<Packed, Error> {
         }
         Err(error) => return Err(error.into()),
     }
-    make_packed(&path, checkpoint, bytes)?;
-    Ok(Packed::open(&path, checkpoint)?)
+    make_packed(path, checkpoint)?;
+    Ok(Packed::open(path, checkpoint)?)
 }
 
-fn make_packed(path: &Path, checkpoint: &Checkpoint, bytes: u64) -> Result<(), Error> {
+fn make_packed(path: &Path, checkpoint: &Checkpoint) -> Result<(), Error> {
+    let bytes = pack::file_bytes(checkpoint.config());
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, &e))?;
     }
@@ -234,7 +242,6 @@ fn make_packed(path: &Path, checkpoint: &Checkpoint, bytes: u64) -> Result<(), E
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
-    packed_files::remember(path);
     Ok(())
 }
 
@@ -286,6 +293,33 @@ mod tests {
         let args = MemoryArgs { max_seq: Some(262_145), kv: KvKind::Bf16, force: false };
         let error = options(&Config::full(), &args, 1).unwrap_err();
         assert!(error.to_string().contains("262144 positions"), "{error}");
+    }
+
+    #[test]
+    fn a_packed_file_is_made_mapped_and_made_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("checkpoint");
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(dir.join("config.json"), demo::CONFIG).unwrap();
+        std::fs::write(dir.join("model.safetensors"), demo::WEIGHTS).unwrap();
+        let options = OpenOptions { any_size: true };
+        let path = folder.path().join("cache/lily.packed");
+        let bytes = |packed: &Packed| (*packed.data()).as_ref().to_vec();
+        let checkpoint = Checkpoint::open(&dir, options).unwrap();
+        let made = bytes(&packed_file(&checkpoint, &path).unwrap());
+        let when = |path: &Path| path.metadata().unwrap().modified().unwrap();
+        let first = when(&path);
+        let mapped = bytes(&packed_file(&checkpoint, &path).unwrap());
+        assert!(mapped == made && when(&path) == first, "made twice");
+        // The same bytes, written again: another source, as far as can be told.
+        std::fs::remove_file(dir.join("model.safetensors")).unwrap();
+        std::fs::write(dir.join("model.safetensors"), demo::WEIGHTS).unwrap();
+        let checkpoint = Checkpoint::open(&dir, options).unwrap();
+        packed_file(&checkpoint, &path).unwrap();
+        assert_ne!(when(&path), first);
+        // Damage to the header is noticed at start, too.
+        std::fs::write(&path, "torn").unwrap();
+        assert!(bytes(&packed_file(&checkpoint, &path).unwrap()).len() == made.len());
     }
 
     #[test]
