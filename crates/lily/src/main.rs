@@ -7,6 +7,7 @@
 mod args;
 mod bench;
 mod completions;
+mod defaults;
 mod demo;
 mod doctor;
 mod error;
@@ -16,6 +17,7 @@ mod machine;
 mod packed_files;
 mod progress;
 mod pull;
+mod serve;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -35,6 +37,8 @@ Exit codes: 0 done; 1 failed, or what was compared differs; 2 wrong flags or inp
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// Serve the OpenAI-compatible API
+    Serve(serve::Serve),
     /// Compare a checkpoint with everything that is known of it
     Verify(verify::Verify),
     /// Compute the logits after every token of a prompt; needs no tokenizer
@@ -51,6 +55,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Lily::parse().command {
+        Command::Serve(args) => serve::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Bench(args) => bench::run(args),

@@ -69,7 +69,9 @@ pub struct Server {
 impl Server {
     /// Starts `lily serve` with these flags on a free port, and waits until it has bound it.
     pub fn start(args: &[&str]) -> Server {
-        let mut child = lily(&["serve", "--bind", "127.0.0.1:0"])
+        let bind: &[&str] = if args.contains(&"--bind") { &[] } else { &["--bind", "127.0.0.1:0"] };
+        let mut child = lily(&["serve"])
+            .args(bind)
             .args(args)
             .stderr(Stdio::piped())
             .spawn()
@@ -80,10 +82,9 @@ impl Server {
             let start = said.len();
             let read = stderr.read_line(&mut said).expect("stderr is text");
             assert!(read > 0, "lily serve ended: {said}");
-            let found = said[start..].split_once("http://").map(|(_, rest)| rest);
-            if let Some(address) = found {
-                let end = address.find(|c: char| !c.is_ascii_digit() && c != '.' && c != ':');
-                break address[..end.unwrap_or(address.len())].to_owned();
+            if let Some((_, address)) = said[start..].split_once("http://") {
+                let end = address.find('/').expect("a path follows");
+                break address[..end].replace("0.0.0.0", "127.0.0.1");
             }
         };
         // The pipe is read on, or the server would stop at a full one.
