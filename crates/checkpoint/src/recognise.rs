@@ -84,6 +84,9 @@ fn architecture(config: &Map<String, Value>, entries: &[&Entry]) -> Option<Strin
         "qwen3_5_moe" if entries.iter().any(dense_mlp) => Some("a dense model".into()),
         "qwen3_5_moe" => None,
         "qwen3_5" | "qwen3_5_text" => Some("a dense Qwen3.5 or Qwen3.6 model".into()),
+        "qwen3_5_moe_text" => {
+            Some("a text-only Hugging Face checkpoint of this architecture".into())
+        }
         "qwen3_5_mtp" => Some("only the MTP head of a Qwen3.5 or Qwen3.6 model".into()),
         other => Some(format!("a model of another architecture ({})", shown(other))),
     }
@@ -95,7 +98,8 @@ fn unconverted(entries: &[&Entry]) -> Option<String> {
         e.name.starts_with("model.language_model.") || e.name.starts_with("model.visual.")
     };
     let first = entries.iter().find(|entry| official(entry))?;
-    Some(format!("a Hugging Face checkpoint in {}, not converted to MLX", first.dtype))
+    let how = if first.dtype == "BF16" { " (`lily quantize` converts it)" } else { "" };
+    Some(format!("a Hugging Face checkpoint in {}, not converted to MLX{how}", first.dtype))
 }
 
 /// MLX conversions with other settings, by the config or by the widths of the tensors.

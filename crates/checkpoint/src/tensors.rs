@@ -199,7 +199,7 @@ mod tests {
             ..Config::full()
         };
         let bytes: u64 = table(&config).iter().map(Tensor::bytes).sum();
-        assert!(bytes.checked_mul(512).is_some_and(|bytes| bytes < 1 << 58), "{bytes}");
+        assert!(bytes.checked_mul(128).is_some_and(|bytes| bytes < 1 << 56), "{bytes}");
     }
 
     #[test]

@@ -271,7 +271,16 @@ fn kind_of_file(path: &Path) -> Option<String> {
 fn read_config(dir: &Path) -> Result<Map<String, Value>, String> {
     let path = dir.join("config.json");
     if !is_there(&path) {
-        return Err("missing; a checkpoint is a directory with config.json in it, and `lily pull` fetches one".into());
+        return Err(match names_in(&dir.join("snapshots")).as_deref() {
+            Ok([.., last]) => format!(
+                "missing; this is a model's folder in the hub's cache, give the directory \
+                 snapshots/{} in it",
+                shown(last)
+            ),
+            _ => "missing; a checkpoint is a directory with config.json in it, and `lily pull` \
+                  fetches one"
+                .into(),
+        });
     }
     read_json(&path).and_then(|text| config::parse(&text))
 }

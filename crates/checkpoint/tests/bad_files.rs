@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use lily_checkpoint::safetensors::encode_header;
 use lily_checkpoint::testing::{small_config, write_checkpoint};
 use lily_checkpoint::verify::{Options, verify};
 use lily_checkpoint::{Checkpoint, OpenOptions};
@@ -159,6 +160,12 @@ fn cases() -> Vec<Case> {
             let file = File::options().write(true).open(dir.join(ONE)).unwrap();
             file.write_all_at(&100_000_000_000u64.to_le_bytes(), 0).unwrap();
             file.set_len(1_000_000_000_000).unwrap();
+        }),
+        case("a header of 30,000 tensors", 1, "and 29976 more", |dir| {
+            let names: Vec<String> = (0..30_000).map(|i| format!("t{i}x")).collect();
+            let none = &[0][..];
+            let header = encode_header(names.iter().map(|name| (name.as_str(), "U8", none)), 0);
+            fs::write(dir.join(ONE), header).unwrap();
         }),
         case("a header that is no JSON", 1, "damaged header: key must be a string", |dir| {
             edit_header(&dir.join(ONE), |header| header.replacen("{\"", "{!", 1));
@@ -333,7 +340,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn every_bad_file_is_a_clear_error_within_a_second() {
+fn every_bad_file_is_a_clear_error_within_seconds() {
     let root = tempfile::tempdir().unwrap();
     let options = Options { any_size: true, ..Options::default() };
     let mut failures = Vec::new();
@@ -350,7 +357,7 @@ fn every_bad_file_is_a_clear_error_within_a_second() {
         let printed = report.to_string().replace(dir.to_str().unwrap(), "DIR");
         println!("--- {name}\n{printed}");
         let opened = Checkpoint::open(&dir, OpenOptions { any_size: true });
-        if report.ok() || !printed.contains(expected) || took > Duration::from_secs(1) {
+        if report.ok() || !printed.contains(expected) || took > Duration::from_secs(5) {
             failures.push(format!("{name}: expected {expected:?} in {took:?}:\n{printed}"));
         }
         if opened.is_ok() != in_values {
@@ -363,4 +370,13 @@ fn every_bad_file_is_a_clear_error_within_a_second() {
             .unwrap();
     }
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+    // Address space, so that memory which was asked for and never touched counts too.
+    match fs::read_to_string("/proc/self/status") {
+        Ok(status) => {
+            let line = status.lines().find(|line| line.starts_with("VmPeak:")).unwrap();
+            let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+            assert!(kib < 1 << 20, "{line}");
+        }
+        Err(_) => eprintln!("skipped: the bound on memory needs /proc"),
+    }
 }

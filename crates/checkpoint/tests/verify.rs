@@ -156,7 +156,7 @@ fn each_kind_of_checkpoint_that_is_not_ours_is_named() {
             },
         ),
         (
-            "a Hugging Face checkpoint in BF16, not converted to MLX",
+            "a Hugging Face checkpoint in BF16, not converted to MLX (`lily quantize` converts it)",
             {
                 let mut config = full_config();
                 config.as_object_mut().unwrap().remove("quantization");
@@ -418,6 +418,15 @@ fn a_hub_cache_opens_and_its_names_are_its_checksums() {
     let report = verify(&snapshot, options, &mut |_| ());
     assert!(!report.ok());
     assert!(report.to_string().contains("damaged: expected SHA-256"), "{report}");
+}
+
+#[test]
+fn the_folder_of_a_hub_cache_points_to_its_snapshot() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir_all(root.path().join("snapshots/abc")).unwrap();
+    fs::create_dir_all(root.path().join("blobs")).unwrap();
+    let report = look(root.path()).to_string();
+    assert!(report.contains("give the directory snapshots/abc in it"), "{report}");
 }
 
 #[test]
