@@ -1,4 +1,17 @@
 //! Text to tokens and back. Pure functions: nothing here knows a model, a device or a socket.
+//!
+//! - [`tokenizer`]: text to ids and ids to bytes, exactly as the checkpoint's `tokenizer.json`
+//!   says;
+//! - [`stream`]: ids to text as they arrive.
 #![forbid(unsafe_code)]
 
+pub mod chat;
+mod error;
+mod files;
 pub mod stream;
+#[cfg(test)]
+mod testing;
+pub mod tokenizer;
+
+pub use error::{Error, Result};
+pub use tokenizer::Tokenizer;
