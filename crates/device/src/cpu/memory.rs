@@ -104,7 +104,7 @@ const _: () = assert!(cfg!(target_endian = "little"));
 ///
 /// # Safety
 /// Every bit pattern is valid, there is no padding, and the alignment is 4 at most.
-pub unsafe trait Plain: Copy + Sync {}
+pub unsafe trait Plain: Copy + Sync + 'static {}
 // SAFETY: integers and floats.
 unsafe impl Plain for u8 {}
 // SAFETY: as above.

@@ -23,6 +23,20 @@ impl<'a> Rule<'a> {
     }
 }
 
+/// Log decays below this count as total: no f32 sum keeps a share of 9e-27, and what it multiplies
+/// would be subnormal numbers, on which processors take a hundred times as long.
+const FORGOTTEN: f64 = -60.0;
+
+/// exp(g) for a log decay that may be total.
+fn decay(g: f64) -> f32 {
+    if g < FORGOTTEN { 0.0 } else { g.exp() as f32 }
+}
+
+/// What [`Kernels::exp`] makes [`decay`] of.
+fn exponent(g: f64) -> f32 {
+    if g < FORGOTTEN { f32::NEG_INFINITY } else { g as f32 }
+}
+
 /// `n` floats from the front of `rest`, which keeps the others.
 fn take<'a>(rest: &mut &'a mut [f32], n: usize) -> &'a mut [f32] {
     let (taken, left) = std::mem::take(rest).split_at_mut(n);
@@ -77,7 +91,7 @@ impl Vector {
                 let [q, k, v] = head.rule.shape.qkv(head.rule.qkv, t, head.j);
                 let (g, beta) = head.rule.shape.gates(head.rule.gates, t, head.j);
                 (kernels.matvec)(head.state, k, scratch);
-                let step = DeltaToken { decay: g.exp(), beta, q, k, v };
+                let step = DeltaToken { decay: decay(f64::from(g)), beta, q, k, v };
                 (kernels.delta)(&step, scratch, head.state, head.o(t));
             }
         });
@@ -91,7 +105,7 @@ impl Vector {
             scratch.resize((2 * d + 2) * CHUNK + d, 0.0);
             let mut rest = scratch.as_mut_slice();
             let (keys, u) = (take(&mut rest, CHUNK * d), take(&mut rest, CHUNK * d));
-            let (known, decay, row) = (take(&mut rest, d), take(&mut rest, CHUNK), rest);
+            let (known, since, row) = (take(&mut rest, d), take(&mut rest, CHUNK), rest);
             for start in (0..head.span.rows).step_by(CHUNK) {
                 let n = CHUNK.min(head.span.rows - start);
                 let first = head.span.first + start;
@@ -106,12 +120,12 @@ impl Vector {
                     let t = first + i;
                     let [q, k, v] = head.rule.shape.qkv(head.rule.qkv, t, head.j);
                     let beta = head.rule.shape.gates(head.rule.gates, t, head.j).1;
-                    let from_start = c[i].exp() as f32;
-                    let decay = &mut decay[..=i];
-                    for (decay, c_m) in decay.iter_mut().zip(&c) {
-                        *decay = (c[i] - c_m) as f32;
+                    let from_start = decay(c[i]);
+                    let since = &mut since[..=i];
+                    for (since, c_m) in since.iter_mut().zip(&c) {
+                        *since = exponent(c[i] - c_m);
                     }
-                    (kernels.exp)(decay, 0.0);
+                    (kernels.exp)(since, 0.0);
 
                     (kernels.matvec)(head.state, k, known);
                     let (solved, u_i) = u[..(i + 1) * d].split_at_mut(i * d);
@@ -120,8 +134,8 @@ impl Vector {
                     }
                     let a = &mut row[..i];
                     (kernels.matvec)(&keys[..i * d], k, a);
-                    for (a, decay) in a.iter_mut().zip(decay.iter()) {
-                        *a *= -beta * decay;
+                    for (a, since) in a.iter_mut().zip(since.iter()) {
+                        *a *= -beta * since;
                     }
                     (kernels.combine)(solved, a, u_i);
 
@@ -132,18 +146,18 @@ impl Vector {
                     }
                     let a = &mut row[..=i];
                     (kernels.matvec)(&keys[..(i + 1) * d], q, a);
-                    for (a, decay) in a.iter_mut().zip(decay.iter()) {
-                        *a *= decay;
+                    for (a, since) in a.iter_mut().zip(since.iter()) {
+                        *a *= since;
                     }
                     (kernels.combine)(&u[..(i + 1) * d], a, o);
                 }
                 let last = c[n - 1];
-                let to_end = &mut decay[..n];
+                let to_end = &mut since[..n];
                 for (to_end, c) in to_end.iter_mut().zip(&c) {
-                    *to_end = (last - c) as f32;
+                    *to_end = exponent(last - c);
                 }
                 (kernels.exp)(to_end, 0.0);
-                let (through, a) = (last.exp() as f32, &mut row[..n]);
+                let (through, a) = (decay(last), &mut row[..n]);
                 for (r, state) in head.state.chunks_exact_mut(d).enumerate() {
                     for s in state.iter_mut() {
                         *s *= through;
