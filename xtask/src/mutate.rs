@@ -254,14 +254,18 @@ mod tests {
 
     #[test]
     fn every_mutation_finds_its_line() {
+        let mut lost = Vec::new();
         for pitfall in ALL {
             let Shown::By(mutations) = &pitfall.shown else { continue };
             for m in *mutations {
-                let text = fs::read_to_string(crate::root().join(m.file)).expect(m.file);
-                assert_eq!(text.matches(m.find).count(), 1, "{}: {}", m.name, m.file);
-                assert_ne!(m.find, m.replace, "{}", m.name);
+                let text = fs::read_to_string(crate::root().join(m.file)).unwrap_or_default();
+                let found = text.matches(m.find).count();
+                if found != 1 || m.find == m.replace {
+                    lost.push(format!("{}: found {found} times in {}", m.name, m.file));
+                }
             }
         }
+        assert!(lost.is_empty(), "bring xtask/src/mutate/pitfalls.rs up to date:\n{lost:#?}");
     }
 
     #[test]
