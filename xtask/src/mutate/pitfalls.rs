@@ -88,7 +88,7 @@ const fn checkpoint(filter: &'static str) -> Test {
     Test { package: "lily-checkpoint", target: &["--lib"], filter }
 }
 
-const CONFIG: &str = "crates/checkpoint/src/config.rs";
+const CONFIG: &str = "crates/checkpoint/src/config/read.rs";
 const ROWS: &str = "crates/device/src/cpu/scalar/mod.rs";
 const LINEAR: &str = "crates/device/src/cpu/scalar/linear.rs";
 const DELTA: &str = "crates/device/src/cpu/scalar/delta.rs";
@@ -219,12 +219,11 @@ pitfalls! {
             "let context = span.position + t - span.first + 1;"
             => "let context = (span.position + t - span.first).max(1);";
         "vectors: gates stand behind all queries" in VECTOR_ATTENTION fails operation("attend");
-            "let (query, gate) = i.p[t * width + 2 * h * d..][..2 * d].split_at(d);"
-            => "let query = &i.p[t * width + h * d..][..d];
-                let gate = &i.p[t * width + (q_heads + h) * d..][..d];";
+            "of_step.copy_from_slice(&p[(2 * h + 1) * d..][..d]);"
+            => "of_step.copy_from_slice(&p[(n + h) * d..][..d]);";
         "vectors: a larger score changes no sum" in VECTOR_ATTENTION fails row("attend");
-            "*o = *o * shrink + of_block;"
-            => "*o += of_block;";
+            "*o = *o * shrink + of_step;"
+            => "*o += of_step;";
     }
 
     7 "rotary positions turn all of a head, or neighbours instead of halves, or before the norm": {
@@ -325,9 +324,9 @@ pitfalls! {
         "query heads take key heads in turn" in ATTENTION fails operation("attend");
             "let kv_head = h / (q_heads / kv_heads);"
             => "let kv_head = h % kv_heads;";
-        "vectors: query heads take key heads in turn" in VECTOR_ATTENTION fails operation("attend");
-            "let kv_head = h / (q_heads / kv_heads);"
-            => "let kv_head = h % kv_heads;";
+        "vectors: query heads take another's keys" in VECTOR_ATTENTION fails operation("attend");
+            "let h = kv_head * group + share * each;"
+            => "let h = (kv_heads - 1 - kv_head) * group + share * each;";
     }
 
     // ollama #15865, TensorRT-LLM #17415, sglang #38975
@@ -364,8 +363,8 @@ pitfalls! {
             "for (m, u_m) in u[..(i + 1) * d].chunks_exact(d).enumerate() {"
             => "for (m, u_m) in u[..i * d].chunks_exact(d).enumerate() {";
         "vectors: decays are subtracted in f32" in VECTOR_DELTA fails DECAY;
-            "*decay = (c[i] - c_m) as f32;"
-            => "*decay = c[i] as f32 - *c_m as f32;";
+            "*since = exponent(c[i] - c_m);"
+            => "*since = exponent(f64::from(c[i] as f32 - *c_m as f32));";
     }
 
     // vLLM #55766
