@@ -6,7 +6,7 @@
 
 mod read;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 pub(crate) use read::{parse, read};
@@ -107,10 +107,7 @@ impl Config {
     /// A `config.json` from which [`Config::from_json`] reads this config again, in the layout of
     /// mlx-community's file.
     pub fn to_json(&self) -> String {
-        let mut quantization = json!({ "group_size": GROUP, "bits": 4, "mode": "affine" });
-        for path in eight_bit_paths(self.layers) {
-            quantization[path] = json!({ "group_size": GROUP, "bits": 8 });
-        }
+        let quantization = quantization(self.layers);
         let layer_types: Vec<_> =
             (0..self.layers).map(|l| layer_type(self.is_attention(l))).collect();
         let config = json!({
@@ -202,6 +199,15 @@ impl Config {
     pub fn conv_channels(&self) -> usize {
         2 * self.delta_k_dim() + self.delta_v_dim()
     }
+}
+
+/// The `quantization` object of a model of so many layers.
+pub(crate) fn quantization(layers: usize) -> Value {
+    let mut quantization = json!({ "group_size": GROUP, "bits": 4, "mode": "affine" });
+    for path in eight_bit_paths(layers) {
+        quantization[path] = json!({ "group_size": GROUP, "bits": 8 });
+    }
+    quantization
 }
 
 /// The modules that are quantised to 8 bits: router and shared expert's gate of each layer.

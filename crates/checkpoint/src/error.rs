@@ -46,6 +46,10 @@ pub enum Error {
         /// What happened.
         what: String,
     },
+
+    /// Long work was asked to stop, and did.
+    #[error("stopped")]
+    Stopped,
 }
 
 /// A result with this crate's [`Error`].

@@ -12,12 +12,14 @@ pub mod error;
 pub mod fuzzing;
 mod grouped;
 pub mod mmap;
+pub mod quantize;
 mod recognise;
 pub mod safetensors;
 pub mod shards;
 pub mod tensors;
 pub mod testing;
 pub mod verify;
+pub mod writer;
 
 pub use checkpoint::{Checkpoint, OpenOptions};
 pub use config::Config;

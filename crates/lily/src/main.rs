@@ -13,11 +13,13 @@ mod doctor;
 mod error;
 mod load;
 mod logits;
+mod long_work;
 mod machine;
 mod packed_files;
 mod progress;
 mod pull;
 mod serve;
+mod quantize;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -49,6 +51,8 @@ enum Command {
     Doctor(doctor::Doctor),
     /// Fetch the checkpoint from the Hugging Face Hub
     Pull(pull::Pull),
+    /// Convert a bf16 checkpoint to the 4-bit layout that Lily runs
+    Quantize(quantize::Quantize),
     /// Print a completion script for a shell
     Completions(completions::Completions),
 }
@@ -61,6 +65,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Pull(args) => pull::run(args),
+        Command::Quantize(args) => quantize::run(args),
         Command::Completions(args) => completions::run(args),
     };
     match done {

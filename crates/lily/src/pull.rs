@@ -19,6 +19,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lily_checkpoint::shards::{INDEX, SINGLE, parse_index};
+use lily_checkpoint::verify::{PUBLISHED, REPOSITORY, REVISION};
+
 use digest::Digest;
 use error::Error;
 use hub::{Cache, Settings};
@@ -27,46 +30,20 @@ use transfer::{Client, File};
 
 use crate::machine::{free_disk, gigabytes};
 
-/// The repository.
-const REPO: &str = "mlx-community/Qwen3.6-35B-A3B-4bit";
-/// The revision Lily is tested with.
-const REVISION: &str = "38740b847e4cb78f352aba30aa41c76e08e6eb46";
-
-/// Every file of `REVISION` that Lily reads: name, bytes, checksum.
-const FILES: [(&str, u64, &str); 10] = [
+/// The files of [`REVISION`] that Lily reads beside the weights: name, bytes, checksum.
+const FILES: [(&str, u64, &str); 6] = [
     ("config.json", 23_591, "e3a2334ebf2df216742ef3ed4b784417bfffe6fc"),
     ("generation_config.json", 202, "023756cfadf88e5bf69eefeee3e172f38c448d64"),
     ("tokenizer_config.json", 1_139, "a068e2468cff426a9b105006e74e044030a6faf4"),
     ("chat_template.jinja", 7_764, "a8755d827c0a7b614c246c4060dfd58ab352a8ff"),
-    ("model.safetensors.index.json", 215_755, "f714d295484e01790bad8b40c2ce49323d7d2598"),
+    (INDEX, 215_755, "f714d295484e01790bad8b40c2ce49323d7d2598"),
     (
         "tokenizer.json",
         19_989_343,
         "87a7830d63fcf43bf241c3c5242e96e62dd3fdc29224ca26fed8ea333db72de4",
     ),
-    (
-        "model-00001-of-00004.safetensors",
-        5_288_196_018,
-        "09f3e6ecb0b7af6e6a38bc8169a134c821b0924c2679b2bb8f4426ad38d032b8",
-    ),
-    (
-        "model-00002-of-00004.safetensors",
-        5_368_472_749,
-        "31dcdb1c49eebdb1505bd14e3cb33f9cf900bd2546b638f2464694ae763a033f",
-    ),
-    (
-        "model-00003-of-00004.safetensors",
-        5_368_324_139,
-        "3e66de06a1f03dade16a612a368cfce4a4c9caa4efd7d28185454384082cec03",
-    ),
-    (
-        "model-00004-of-00004.safetensors",
-        4_377_211_365,
-        "a5d0cf03519c26f8b506df6b0ba60526e5c08c8cea22d0c21ce92950e58a5422",
-    ),
 ];
 
-const INDEX: &str = "model.safetensors.index.json";
 /// Files other than the weights. A revision may lack those marked `false`.
 const SMALL: [(&str, bool); 5] = [
     ("config.json", true),
@@ -112,7 +89,7 @@ fn pull(args: &Pull, settings: &Settings) -> Result<PathBuf, Error> {
         Duration::from_secs(args.timeout),
         args.retries,
     )?;
-    let cache = settings.cache.as_ref().map(|hub| Cache::new(hub, REPO));
+    let cache = settings.cache.as_ref().map(|hub| Cache::new(hub, REPOSITORY));
     let source = Source { client, settings, cache: cache.as_ref() };
     let (commit, files) = if args.revision == REVISION {
         (REVISION.to_string(), pinned())
@@ -149,14 +126,15 @@ fn pull(args: &Pull, settings: &Settings) -> Result<PathBuf, Error> {
     Ok(dir)
 }
 
-/// `FILES`, read.
+/// The files of [`REVISION`].
 fn pinned() -> Vec<File> {
+    let weights = PUBLISHED.map(|file| (file.name, file.bytes, file.sha256));
     let read = |(name, size, digest): (&str, u64, &str)| File {
         name: name.to_string(),
         size,
-        digest: Digest::parse(digest).expect("the table holds checksums"),
+        digest: Digest::parse(digest).expect("the tables hold checksums"),
     };
-    FILES.map(read).to_vec()
+    FILES.into_iter().chain(weights).map(read).collect()
 }
 
 /// A revision becomes part of addresses and of file names.
@@ -182,7 +160,11 @@ struct Source<'a> {
 
 impl Source<'_> {
     fn url(&self, revision: &str, name: &str) -> String {
-        format!("{}/{REPO}/resolve/{}/{name}", self.settings.endpoint, revision.replace('/', "%2F"))
+        format!(
+            "{}/{REPOSITORY}/resolve/{}/{name}",
+            self.settings.endpoint,
+            revision.replace('/', "%2F")
+        )
     }
 
     /// The commit that `revision` stands at, and the files Lily needs of it, by the server's
@@ -212,7 +194,7 @@ impl Source<'_> {
             files.extend(look(name, needed)?);
         }
         match look(INDEX, false)? {
-            None => files.extend(look("model.safetensors", true)?),
+            None => files.extend(look(SINGLE, true)?),
             Some(index) => {
                 for shard in self.shards(revision, &index)? {
                     files.extend(look(&shard, true)?);
@@ -227,7 +209,7 @@ impl Source<'_> {
     fn shards(&self, revision: &str, index: &File) -> Result<Vec<String>, Error> {
         let bad = |what: &str| Error::Index { what: what.to_string() };
         if index.size > HASHED {
-            return Err(bad("is too large"));
+            return Err(bad("is too large to be one"));
         }
         let scratch = tempfile::tempdir().map_err(Error::file("create", &std::env::temp_dir()))?;
         let cached = self.cache.map(|cache| cache.blob(&index.digest));
@@ -240,23 +222,17 @@ impl Source<'_> {
                 path
             }
         };
-        let text = fs::read(&path).map_err(Error::file("read", &path))?;
-        let json: serde_json::Value =
-            serde_json::from_slice(&text).map_err(|e| bad(&format!("is not JSON: {e}")))?;
-        let map = json.get("weight_map").and_then(|m| m.as_object());
-        let map = map.ok_or_else(|| bad("has no weight_map"))?;
-        let mut names = Vec::new();
-        for name in map.values() {
-            let name = name.as_str().ok_or_else(|| bad("names a file that is no string"))?;
-            let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
-            if !plain || name.starts_with('.') || !name.ends_with(".safetensors") {
-                return Err(bad(&format!("names the file {name:?}")));
-            }
-            names.push(name.to_string());
-        }
+        let text = fs::read_to_string(&path).map_err(Error::file("read", &path))?;
+        let index = parse_index(&text).map_err(|what| Error::Index { what })?;
+        let mut names: Vec<String> = index.weight_map.into_iter().map(|(_, file)| file).collect();
         names.sort_unstable();
         names.dedup();
-        Ok(names)
+        let plain =
+            |name: &String| name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+        match names.iter().find(|name| !plain(name) || name.starts_with('.')) {
+            None => Ok(names),
+            Some(name) => Err(bad(&format!("names the file {name:?}"))),
+        }
     }
 
     /// Fetches `missing` to where `place` wants them.

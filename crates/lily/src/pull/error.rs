@@ -175,7 +175,9 @@ pub enum Error {
         what: &'static str,
     },
     /// The index of another revision cannot be used.
-    #[error("model.safetensors.index.json of this revision {what}: it is no checkpoint Lily reads")]
+    #[error(
+        "model.safetensors.index.json of this revision: {what}. It is no checkpoint that Lily reads"
+    )]
     Index {
         /// What is wrong with it.
         what: String,

@@ -486,9 +486,10 @@ fn an_index_that_points_out_of_the_folder_is_refused() {
     let cases = [
         ("{\"weight_map\": {\"a\": \"../evil.safetensors\"}}", "../evil"),
         ("{\"weight_map\": {\"a\": \"/etc/evil.safetensors\"}}", "/etc/evil"),
-        ("{\"weight_map\": {\"a\": 3}}", "no string"),
-        ("{\"weight_map\": 3}", "no weight_map"),
-        ("{", "not JSON"),
+        ("{\"weight_map\": {\"a\": 3}}", "expected a string"),
+        ("{\"weight_map\": {}}", "weight_map is empty"),
+        ("{", "not a safetensors index"),
+        ("{\"weight_map\": {\"a\": \"x?y.safetensors\"}}", "x?y"),
     ];
     for (text, word) in cases {
         let mut repo = Repo::new();
