@@ -54,7 +54,8 @@ fn a_prompt_may_be_cut_anywhere() {
         &[15, 15, 15, 15, 15, 15, 15, 15, 15],
         &ones,
     ];
-    for machine in Machine::all() {
+    // That threads change no bit is a law of its own.
+    for machine in Machine::all().into_iter().filter(|machine| machine.threads == 1) {
         // Keys and values lie in the cache in either case, rounded or not.
         for kv in [Kv::F32, Kv::Bf16] {
             let mut model = machine.model(&weights, kv);

@@ -14,10 +14,12 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Every instruction set this machine has, on one thread and on several.
+    /// Every instruction set this machine has, on one thread and (but for the scalar device, which
+    /// knows no threads) on several.
     pub fn all() -> Vec<Machine> {
         let isas = cpu::isa::available().into_iter();
-        isas.flat_map(|isa| [1, 3].map(|threads| Machine { isa, threads })).collect()
+        let all = isas.flat_map(|isa| [1, 3].map(|threads| Machine { isa, threads }));
+        all.filter(|machine| machine.isa != Isa::Scalar || machine.threads == 1).collect()
     }
 
     /// The slowest and the fastest.

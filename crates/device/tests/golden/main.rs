@@ -6,20 +6,13 @@
 //! batch, as span 1, in slot 2 of 3; row 0 belongs to another sequence in slot 0, and slot 1 is
 //! idle. The states of idle slots must keep the value that was put there.
 
-use lily_device::cpu::{Options, isa};
-use lily_device::ops::*;
-use lily_device::{Cpu, Device, HostBytes, View};
-use safetensors::SafeTensors;
-use std::sync::{Arc, LazyLock};
+mod bench;
+mod vectors;
 
-const TOKENS: u32 = 2; // rows of the golden span
-const PAST: u32 = 6; // tokens of the sequence before it
-const ROWS: u32 = TOKENS + 1; // of the batch
-const SPANS: u32 = 2;
-const SLOTS: u32 = 3;
-const SLOT: usize = 2; // of the golden span
-const SPAN_OF: [u32; 3] = [0, 1, 1];
-const SPAN: [u32; 8] = [0, 1, 0, 0, 1, TOKENS, SLOT as u32, PAST];
+use bench::*;
+use lily_device::View;
+use lily_device::ops::*;
+use vectors::*;
 
 // The sizes of the random model.
 const DIM: u32 = 64;
@@ -34,210 +27,10 @@ const KV_HEADS: u32 = 2;
 const HEAD_DIM: u32 = 32;
 const ROTARY: u32 = 8;
 const WIDTH: u32 = (2 * Q_HEADS + 2 * KV_HEADS) * HEAD_DIM;
-const EXPERTS: u32 = 5;
 const TOP: u32 = 2;
 const HIDDEN: u32 = 128;
 const VOCAB: u32 = 96;
 const EPS: f32 = 1e-6;
-
-// ----------------------------------------------------------------------------------- the vectors
-
-fn file(name: &str) -> Vec<u8> {
-    let path = format!("{}/../../reference/golden/{name}", env!("CARGO_MANIFEST_DIR"));
-    std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"))
-}
-
-static OPERATIONS: LazyLock<Vec<u8>> = LazyLock::new(|| file("operations.safetensors"));
-static LOGITS: LazyLock<Vec<u8>> = LazyLock::new(|| file("logits.safetensors"));
-static MODEL: LazyLock<Vec<u8>> = LazyLock::new(|| file("tiny/model.safetensors"));
-
-fn bytes(file: &[u8], name: &str) -> Vec<u8> {
-    let tensors = SafeTensors::deserialize(file).expect("a golden file");
-    tensors.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}")).data().to_vec()
-}
-
-fn u32s(bytes: &[u8]) -> Vec<u32> {
-    bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect()
-}
-
-fn f32s(bytes: &[u8]) -> Vec<f32> {
-    u32s(bytes).into_iter().map(f32::from_bits).collect()
-}
-
-/// A tensor of the recorded operations.
-fn golden(name: &str) -> Vec<f32> {
-    f32s(&bytes(&OPERATIONS, name))
-}
-
-fn golden_ids(name: &str) -> Vec<u32> {
-    u32s(&bytes(&OPERATIONS, name))
-}
-
-/// A bf16 tensor of the model.
-fn weight(name: &str) -> Vec<f32> {
-    let data = bytes(&MODEL, &format!("language_model.model.{name}"));
-    let halves = data.as_chunks::<2>().0.iter();
-    halves.map(|b| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16)).collect()
-}
-
-/// Quantised matrices of the model stacked along their rows, as the device wants them: all codes,
-/// then all (scale, bias) pairs. The checkpoint's words are the codes already.
-fn stacked(names: &[String]) -> Vec<u8> {
-    let (mut codes, mut pairs) = (Vec::new(), Vec::new());
-    for name in names {
-        let part = |x: &str| bytes(&MODEL, &format!("language_model.model.{name}.{x}"));
-        codes.extend(part("weight"));
-        let (scales, biases) = (part("scales"), part("biases"));
-        for (scale, bias) in scales.as_chunks::<2>().0.iter().zip(biases.as_chunks::<2>().0) {
-            pairs.extend([*scale, *bias].concat());
-        }
-    }
-    codes.extend(pairs);
-    codes
-}
-
-fn matrix(names: &[&str]) -> Vec<u8> {
-    stacked(&names.iter().map(|name| name.to_string()).collect::<Vec<_>>())
-}
-
-/// Part `part` of all experts' `matrices`, the shared expert last: expert by expert, and within
-/// an expert matrix by matrix.
-fn experts(layer: usize, matrices: &[&str]) -> Vec<u8> {
-    let (mut codes, mut pairs) = (Vec::new(), Vec::new());
-    for e in 0..=EXPERTS as usize {
-        for matrix in matrices {
-            let name = |owner: &str| format!("layers.{layer}.mlp.{owner}.{matrix}");
-            let whole = |owner: &str| stacked(&[name(owner)]);
-            let (data, count) = if e < EXPERTS as usize {
-                (whole("switch_mlp"), EXPERTS as usize)
-            } else {
-                (whole("shared_expert"), 1)
-            };
-            // A group of 64 elements is 32 bytes of codes and a pair of 4 bytes.
-            let (all_codes, all_pairs) = data.split_at(data.len() / 36 * 32);
-            let expert = e % EXPERTS as usize;
-            let part = |all: &[u8]| {
-                let len = all.len() / count;
-                all[expert * len..][..len].to_vec()
-            };
-            codes.extend(part(all_codes));
-            pairs.extend(part(all_pairs));
-        }
-    }
-    codes.extend(pairs);
-    codes
-}
-
-// ----------------------------------------------------------------------------------- the devices
-
-/// A device, what to call it, and how far it may be off, relative to the largest element of a
-/// result. The scalar device computes in f64 from operands rounded to f32; the others in f32.
-struct Bench {
-    name: String,
-    dev: Box<dyn Device>,
-    tolerance: f32,
-}
-
-fn benches() -> Vec<Bench> {
-    let mut all = Vec::new();
-    for isa in isa::available() {
-        let tolerance = if isa == isa::Isa::Scalar { 2e-6 } else { 2e-5 };
-        for threads in [1, 3] {
-            let dev = Cpu::new(Options { isa: Some(isa), threads: Some(threads) }).expect("a CPU");
-            let name = format!("{isa}, {threads} threads");
-            all.push(Bench { name, dev: Box::new(dev), tolerance });
-        }
-    }
-    all
-}
-
-impl Bench {
-    fn put(&mut self, data: &[u8]) -> View {
-        let view = self.dev.alloc(data.len() as u64, "test").expect("memory");
-        self.dev.write(view, data);
-        view
-    }
-
-    /// Weights, the way a model hands them over.
-    fn adopt(&mut self, data: Vec<u8>) -> View {
-        let range = 0..data.len();
-        let data: HostBytes = Arc::new(data);
-        self.dev.adopt(data, range, "test").expect("memory")
-    }
-
-    fn floats(&mut self, data: &[f32]) -> View {
-        self.put(&data.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>())
-    }
-
-    fn words(&mut self, data: &[u32]) -> View {
-        self.put(&data.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>())
-    }
-
-    /// Rows of a batch: row 0 is noise, the others are those of the golden span.
-    fn rows(&mut self, golden: &[f32]) -> View {
-        let width = golden.len() / TOKENS as usize;
-        let noise = (0..width).map(|i| ((i * 37 % 101) as f32 - 50.0) / 40.0);
-        self.floats(&noise.chain(golden.iter().copied()).collect::<Vec<_>>())
-    }
-
-    /// A state array: the golden one in its slot, 7.5 in the idle one, 0 in slot 0.
-    fn slots(&mut self, golden: &[f32]) -> View {
-        let mut all = vec![0.0; golden.len()];
-        all.extend(vec![7.5; golden.len()]);
-        all.extend(golden);
-        self.floats(&all)
-    }
-
-    /// Memory for `elements` results, full of NaN.
-    fn room(&mut self, elements: u32) -> View {
-        self.floats(&vec![f32::NAN; elements as usize])
-    }
-
-    fn get(&mut self, view: View) -> Vec<u8> {
-        let mut data = vec![0; view.bytes as usize];
-        self.dev.read(view, &mut data).expect("a read");
-        data
-    }
-
-    /// Runs `op` and waits for it.
-    fn run(&mut self, op: impl Into<Op>) {
-        self.dev.run(op);
-        let ticket = self.dev.commit();
-        self.dev.wait(ticket).expect("a step");
-    }
-
-    fn close(&self, what: &str, got: &[f32], want: &[f32], tolerance: f32) {
-        assert_eq!(got.len(), want.len(), "{}: {what}", self.name);
-        let size = want.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-        let off = got.iter().zip(want).map(|(a, b)| (a - b).abs());
-        // f32::max would pass over a NaN.
-        let off = off.fold(0.0f32, |m, x| if x > m || x.is_nan() { x } else { m });
-        assert!(
-            off <= tolerance * size,
-            "{}: {what} is off by {off:.2e} of {size:.2e}, allowed {tolerance:.0e}",
-            self.name
-        );
-    }
-
-    /// The golden rows of a result of the batch.
-    fn check_rows(&mut self, what: &str, got: View, want: &[f32]) {
-        let got = f32s(&self.get(got));
-        let width = want.len() / TOKENS as usize;
-        assert!(got[..width].iter().all(|x| x.is_finite()), "{}: {what}, row 0", self.name);
-        self.close(what, &got[width..], want, self.tolerance);
-    }
-
-    /// The golden slot of a state array, and that the idle one was left alone.
-    fn check_slots(&mut self, what: &str, got: View, want: &[f32]) {
-        let got = f32s(&self.get(got));
-        let [used, idle, own] = [0, 1, 2].map(|slot| &got[slot * want.len()..][..want.len()]);
-        assert!(used.iter().all(|x| x.is_finite()), "{}: {what}, slot 0", self.name);
-        assert!(idle.iter().all(|&x| x == 7.5), "{}: {what}, the idle slot", self.name);
-        self.close(what, own, want, self.tolerance);
-    }
-}
-
-// -------------------------------------------------------------------------------- the operations
 
 #[test]
 fn embed() {
