@@ -61,7 +61,8 @@ pub fn header_bytes(start: &[u8], file_bytes: u64) -> Result<usize, String> {
     if let Some(other) = other_format(start) {
         return Err(other.into());
     }
-    let Some(length) = start.first_chunk().map(|&bytes| u64::from_le_bytes(bytes)) else {
+    let length = start.first_chunk().map(|&bytes| u64::from_le_bytes(bytes));
+    let (Some(length), Some(after)) = (length, file_bytes.checked_sub(8)) else {
         return Err(format!("not a safetensors file: it has only {file_bytes} bytes"));
     };
     if length > MAX_HEADER {
@@ -70,7 +71,7 @@ pub fn header_bytes(start: &[u8], file_bytes: u64) -> Result<usize, String> {
              {MAX_HEADER} are read"
         ));
     }
-    if length > file_bytes - 8 {
+    if length > after {
         return Err(format!(
             "truncated: the header alone has {length} bytes, the file {file_bytes}; fetch it again"
         ));
@@ -345,6 +346,7 @@ mod tests {
         for (start, file_bytes, expected) in [
             (&[][..], 0, "the file is empty (0 bytes)"),
             (b"abc", 3, "it has only 3 bytes"),
+            (&length(0), 7, "it has only 7 bytes"),
             (&length(100), 50, "truncated: the header alone has 100 bytes, the file 50"),
             (&length(u64::MAX), 50, "its header would have 18446744073709551615 bytes"),
             (&length(MAX_HEADER + 1), u64::MAX, "its header would have 16777217 bytes"),
