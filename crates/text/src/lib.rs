@@ -2,12 +2,14 @@
 //!
 //! - [`tokenizer`]: text to ids and ids to bytes, exactly as the checkpoint's `tokenizer.json`
 //!   says;
-//! - [`stream`]: ids to text as they arrive.
+//! - [`stream`]: ids to text as they arrive;
+//! - [`reply`]: that text to reasoning, content and tool calls.
 #![forbid(unsafe_code)]
 
 pub mod chat;
 mod error;
 mod files;
+pub mod reply;
 pub mod stream;
 #[cfg(test)]
 mod testing;
