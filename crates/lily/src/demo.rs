@@ -16,12 +16,15 @@ pub const WEIGHTS: &[u8] = include_bytes!("../../../demo/model.safetensors");
 /// Its config.json.
 pub const CONFIG: &str = include_str!("../../../demo/config.json");
 
+/// Its tokenizer.json.
+pub const TOKENIZER: &str = include_str!("../../../demo/tokenizer.json");
+
 /// A text file of the checkpoint, by name.
 pub fn file(name: &str) -> Option<&'static str> {
     Some(match name {
         "config.json" => CONFIG,
         "generation_config.json" => include_str!("../../../demo/generation_config.json"),
-        "tokenizer.json" => include_str!("../../../demo/tokenizer.json"),
+        "tokenizer.json" => TOKENIZER,
         "tokenizer_config.json" => include_str!("../../../demo/tokenizer_config.json"),
         _ => return None,
     })

@@ -26,6 +26,9 @@ pub enum Error {
     /// The checkpoint cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] lily_checkpoint::Error),
+    /// The checkpoint's tokenizer or template, or the messages, cannot be used.
+    #[error(transparent)]
+    Text(#[from] lily_text::Error),
     /// The machine cannot compute it.
     #[error(transparent)]
     Device(#[from] lily_device::Error),

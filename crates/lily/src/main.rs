@@ -18,8 +18,10 @@ mod machine;
 mod packed_files;
 mod progress;
 mod pull;
-mod serve;
 mod quantize;
+mod serve;
+mod stdin;
+mod tokenize;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -43,6 +45,8 @@ enum Command {
     Serve(serve::Serve),
     /// Compare a checkpoint with everything that is known of it
     Verify(verify::Verify),
+    /// Turn text into token ids
+    Tokenize(tokenize::Tokenize),
     /// Compute the logits after every token of a prompt; needs no tokenizer
     Logits(logits::Logits),
     /// Measure tokens per second of prefill and decode
@@ -61,6 +65,7 @@ fn main() -> ExitCode {
     let done = match Lily::parse().command {
         Command::Serve(args) => serve::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Tokenize(args) => tokenize::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Doctor(args) => doctor::run(args),

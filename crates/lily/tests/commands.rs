@@ -2,7 +2,7 @@
 
 mod lily;
 
-use lily::{demo, lily, run};
+use lily::{demo, lily, run, run_with};
 use std::process::{Command, Stdio};
 
 #[test]
@@ -46,6 +46,28 @@ fn verify_tells_good_from_different() {
     let done = run(&["verify", "/no/such/folder"]);
     assert_eq!(done.code, Some(1));
     assert!(done.stdout.contains("lily pull"), "{}", done.stdout);
+}
+
+#[test]
+fn tokenize_prints_one_line_of_json() {
+    let demo = demo();
+    let folder = demo.display().to_string();
+    let file = demo.join("tokenizer.json").display().to_string();
+    let first = run(&["tokenize", "Who are you?<|im_end|>"]);
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    let ids: Vec<u32> = serde_json::from_str(&first.stdout).unwrap();
+    assert!(ids.len() > 1 && ids.last() == Some(&1746), "{ids:?}");
+    assert_eq!(first.stdout.lines().count(), 1);
+    for tokenizer in [&folder, &file] {
+        let done = run(&["tokenize", "--tokenizer", tokenizer, "Who are you?<|im_end|>"]);
+        assert_eq!(done.stdout, first.stdout, "{}", done.stderr);
+        assert_eq!(done.stderr, "");
+    }
+    let piped = run_with(&["tokenize", "--tokenizer", &folder], "Who are you?<|im_end|>");
+    assert_eq!(piped.stdout, first.stdout, "{}", piped.stderr);
+    let done = run(&["tokenize", "--tokenizer", "/no/such/file", "x"]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.stderr.contains("/no/such/file"), "{}", done.stderr);
 }
 
 #[test]
