@@ -17,6 +17,17 @@ pub enum Error {
     /// `tokenizer.json` is damaged, or describes another kind of tokenizer.
     #[error("tokenizer.json: {0}")]
     Tokenizer(String),
+    /// The chat template is not valid, or fails whatever it is given.
+    #[error("chat template: {0}")]
+    Template(String),
+    /// The messages, tools or options of a request cannot be made into a prompt.
+    #[error("{param}: {problem}")]
+    Request {
+        /// The field at fault, as a path: `messages[2].content[0]`.
+        param: String,
+        /// What was expected there, and what was found.
+        problem: String,
+    },
 }
 
 /// A result with this crate's [`Error`].

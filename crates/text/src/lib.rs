@@ -2,6 +2,7 @@
 //!
 //! - [`tokenizer`]: text to ids and ids to bytes, exactly as the checkpoint's `tokenizer.json`
 //!   says;
+//! - [`chat`]: messages and tools to the prompt, by the checkpoint's own template;
 //! - [`stream`]: ids to text as they arrive;
 //! - [`reply`]: that text to reasoning, content and tool calls.
 #![forbid(unsafe_code)]
