@@ -10,6 +10,8 @@
 pub mod chat;
 mod error;
 mod files;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod reply;
 pub mod stream;
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Where a test names a public issue, users of another engine met the problem there.
 
 use super::*;
+use crate::fuzzing::check_reply;
 use expect_test::{Expect, expect};
 use serde_json::json;
 
@@ -62,44 +63,8 @@ fn stream<'a>(
     }
     deltas.extend(parser.finish());
     assert_eq!((parser.finish(), parser.push("<tool_call>")), (vec![], vec![]));
-    well_formed(&deltas);
+    check_reply(&deltas);
     deltas
-}
-
-/// What holds of the deltas of every reply.
-fn well_formed(deltas: &[Delta]) {
-    let (mut calls, mut open, mut arguments) = (0, false, String::new());
-    for delta in deltas {
-        match delta {
-            Delta::Reasoning(text) | Delta::Content(text) => assert!(!text.is_empty()),
-            Delta::ToolCall { index, name } => {
-                assert!(*index == calls && !open && !name.is_empty(), "{deltas:?}");
-                (calls, open) = (calls + 1, true);
-            }
-            Delta::Arguments { index, fragment } => {
-                assert!(*index + 1 == calls && open && !fragment.is_empty(), "{deltas:?}");
-                arguments.push_str(fragment);
-            }
-            Delta::ToolCallEnd { index, complete, unfinished } => {
-                assert!(*index + 1 == calls && open, "{deltas:?}");
-                open = false;
-                let sent = std::mem::take(&mut arguments);
-                let value = serde_json::from_str::<Value>(&sent);
-                if *complete {
-                    assert!(*unfinished == 0 && value.is_ok_and(|v| v.is_object()), "{sent}");
-                } else {
-                    assert!(value.is_err(), "a call that was cut off looks complete: {sent}");
-                }
-            }
-        }
-    }
-    assert!(!open, "every call ends: {deltas:?}");
-    let mut reply = Reply::default();
-    reply.extend(deltas.iter().cloned());
-    for call in reply.tool_calls {
-        let value: Value = serde_json::from_str(&call.arguments).expect("arguments are JSON");
-        assert!(value.is_object(), "{}", call.arguments);
-    }
 }
 
 /// One way to read, whole and in pieces of every small size.
