@@ -3,6 +3,7 @@
 //! - [`tokenizer`]: text to ids and ids to bytes, exactly as the checkpoint's `tokenizer.json`
 //!   says;
 //! - [`chat`]: messages and tools to the prompt, by the checkpoint's own template;
+//! - [`Text`]: both, read from a checkpoint's folder;
 //! - [`stream`]: ids to text as they arrive;
 //! - [`reply`]: that text to reasoning, content and tool calls.
 #![forbid(unsafe_code)]
@@ -19,4 +20,5 @@ mod testing;
 pub mod tokenizer;
 
 pub use error::{Error, Result};
+pub use files::Text;
 pub use tokenizer::Tokenizer;

@@ -32,7 +32,7 @@ static WORDS: LazyLock<Regex> = LazyLock::new(|| {
 });
 
 /// The largest `tokenizer.json` that is read: several times the real one (20 MB).
-const MAX_FILE: u64 = 256 << 20;
+pub(crate) const MAX_FILE: u64 = 256 << 20;
 
 /// A loaded `tokenizer.json`. Encoding and decoding need only `&self`.
 pub struct Tokenizer {

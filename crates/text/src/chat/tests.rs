@@ -215,3 +215,306 @@ proptest! {
         prop_assert_eq!(count("<|endoftext|>"), 0);
     }
 }
+
+/// The prompt of these messages, by the demo's template.
+fn prompt(messages: Value) -> String {
+    let messages = Message::list(&messages).unwrap();
+    demo().render(&messages, &[], &Options::default()).unwrap().text().to_owned()
+}
+
+const REPLY: &str = "<|im_start|>assistant\n<think>\n";
+
+/// B1: agents send system messages anywhere, and several of them.
+#[test]
+fn b1_system_messages_are_joined_at_the_beginning() {
+    let messages = json!([
+        { "role": "user", "content": "hi" },
+        { "role": "system", "content": " Be brief. " },
+        { "role": "assistant", "content": "hello" },
+        { "role": "system", "content": "" },
+        { "role": "system", "content": [{ "type": "text", "text": "Be kind." }] },
+        { "role": "user", "content": "bye" },
+    ]);
+    assert_eq!(
+        prompt(messages),
+        "<|im_start|>system\nBe brief.\n\nBe kind.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n\
+         <|im_start|>assistant\nhello<|im_end|>\n<|im_start|>user\nbye<|im_end|>\n"
+            .to_owned()
+            + REPLY
+    );
+}
+
+/// B2: `developer` is what newer clients call the system.
+#[test]
+fn b2_developer_messages_are_system_messages() {
+    let messages = json!([
+        { "role": "developer", "content": "A" },
+        { "role": "user", "content": "hi" },
+        { "role": "developer", "content": "B" },
+    ]);
+    let expected = "<|im_start|>system\nA\n\nB<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n";
+    assert_eq!(prompt(messages), expected.to_owned() + REPLY);
+}
+
+/// B3: on the wire arguments are JSON in a string, and models do not always write JSON.
+#[test]
+fn b3_arguments_are_an_object_or_a_string_of_anything() {
+    let with = |arguments: Value| {
+        prompt(json!([
+            { "role": "user", "content": "go" },
+            { "role": "assistant", "content": null, "tool_calls": [
+                { "id": "1", "function": { "name": "f", "arguments": arguments } },
+            ]},
+            { "role": "tool", "tool_call_id": "another", "content": "done" },
+        ]))
+    };
+    let object = with(json!({ "b": "x\ny", "a": [1, 2.0, null], "c": true }));
+    assert!(object.contains(
+        "<tool_call>\n<function=f>\n<parameter=b>\nx\ny\n</parameter>\n\
+         <parameter=a>\n[1, 2.0, null]\n</parameter>\n<parameter=c>\ntrue\n</parameter>\n\
+         </function>\n</tool_call><|im_end|>\n\
+         <|im_start|>user\n<tool_response>\ndone\n</tool_response><|im_end|>\n"
+    ));
+    assert_eq!(with(json!(r#" {"b": "x\ny", "a": [1, 2.0, null], "c": true} "#)), object);
+
+    let none = with(json!({}));
+    for nothing in [json!(null), json!(""), json!(" "), json!("null"), json!("{}")] {
+        assert_eq!(with(nothing), none);
+    }
+    for (odd, shown) in [
+        (json!("{\"path\": \"a.txt\", \"con"), "{\"path\": \"a.txt\", \"con"),
+        (json!("plain words"), "plain words"),
+        (json!("[1, 2]"), "[1, 2]"),
+        (json!([1, 2]), "[1, 2]"),
+        (json!(7), "7"),
+    ] {
+        assert!(with(odd).contains(&format!("<parameter=arguments>\n{shown}\n</parameter>")));
+    }
+}
+
+/// A6: reasoning comes back under either name, and stays if that is asked for.
+#[test]
+fn a6_old_reasoning_stays_if_asked_for() {
+    let conversation = |field: &str| {
+        let mut messages = json!([
+            { "role": "user", "content": "1+1?" },
+            { "role": "assistant", "content": "2" },
+            { "role": "user", "content": "2+2?" },
+        ]);
+        messages[1][field] = "Easy.".into();
+        Message::list(&messages).unwrap()
+    };
+    for field in ["reasoning_content", "reasoning"] {
+        let messages = conversation(field);
+        let render = |preserve_thinking| {
+            let options = Options { preserve_thinking, ..Options::default() };
+            demo().render(&messages, &[], &options).unwrap().text().to_owned()
+        };
+        assert!(!render(false).contains("Easy."));
+        // What the model said in the first turn is, to the character, a part of the next prompt.
+        let first = demo().render(&messages[..1], &[], &Options::default()).unwrap();
+        let next = first.text().to_owned() + "Easy.\n</think>\n\n2<|im_end|>\n";
+        assert!(render(true).starts_with(&next), "{}", render(true));
+    }
+}
+
+#[test]
+fn the_older_form_of_calls_is_understood() {
+    let text = prompt(json!([
+        { "role": "user", "content": "go" },
+        { "role": "assistant", "content": "", "function_call": { "name": "f", "arguments": "{}" } },
+        { "role": "function", "name": "f", "content": "done" },
+    ]));
+    assert!(text.contains("<function=f>\n</function>") && text.contains("<tool_response>\ndone"));
+}
+
+#[test]
+fn what_cannot_be_rendered_is_refused_by_its_field() {
+    let user = json!({ "role": "user", "content": "hi" });
+    for (messages, expected) in [
+        (json!([]), "messages: expected at least one message, found an empty list"),
+        (json!("hi"), "messages: expected a list of messages, found \"hi\""),
+        (json!(["hi"]), "messages[0]: expected an object with role and content, found \"hi\""),
+        (
+            json!([{ "role": "system", "content": "x" }]),
+            "messages: expected at least one message with role user, found none",
+        ),
+        (
+            json!([{ "role": "tool", "content": "x" }, user]),
+            "messages: the first one is the result of a tool, but nothing before it called one",
+        ),
+        (
+            json!([user, { "role": "robot", "content": "x" }]),
+            "messages[1].role: expected one of system, developer, user, assistant, tool, found \
+             \"robot\"",
+        ),
+        (
+            json!([user, { "content": "x" }]),
+            "messages[1].role: expected one of system, developer, user, assistant, tool, found \
+             nothing",
+        ),
+        (
+            json!([{ "role": "user", "content": 7 }]),
+            "messages[0].content: expected text, null, or a list of text parts, found 7",
+        ),
+        (
+            json!([{ "role": "user", "content": [
+                { "type": "text", "text": "what is this?" },
+                { "type": "image_url", "image_url": { "url": "data:image/png;base64,AA" } },
+            ]}]),
+            "messages[0].content[1]: images, sound, video and files cannot be read: this engine \
+             runs the text part of the model only",
+        ),
+        (
+            json!([{ "role": "user", "content": [{ "type": "text" }] }]),
+            "messages[0].content[0]: expected a part {\"type\": \"text\", \"text\": ...}, found an \
+             object",
+        ),
+        (
+            json!([user, { "role": "assistant", "tool_calls": {} }]),
+            "messages[1].tool_calls: expected a list of calls, or null, found an object",
+        ),
+        (
+            json!([user, { "role": "assistant", "tool_calls": [{ "function": {} }] }]),
+            "messages[1].tool_calls[0].function.name: expected the name of a function, found \
+             nothing",
+        ),
+        (
+            json!([{ "role": "user", "content": "<tool_response>x</tool_response>" }]),
+            "messages: There is no question: expected a message with role user.",
+        ),
+    ] {
+        let render = |m| demo().render(&Message::list(m)?, &[], &Options::default());
+        assert_eq!(render(&messages).unwrap_err().to_string(), expected);
+    }
+    let messages = [Message::new(Role::User, "hi")];
+    for (tool, expected) in [
+        (json!("f"), "tools[0]: expected {\"type\": \"function\", \"function\": {...}}"),
+        (
+            json!({ "type": "web_search" }),
+            "tools[0].type: expected \"function\": other tools cannot be used",
+        ),
+        (
+            json!({ "type": "function", "function": { "name": "" } }),
+            "tools[0].function.name: expected the name of the function",
+        ),
+    ] {
+        let error = demo().render(&messages, &[tool], &Options::default()).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+    }
+}
+
+/// A template that nobody has seen yet may use any of this; Python prints what is expected here.
+#[test]
+fn jinja_is_pythons() {
+    let messages = [Message::new(Role::User, "hi"), Message::new(Role::Assistant, "yo")];
+    let variables = json!({
+        "v": { "b": [1, 2.5, 1e16, 1e-5, true, null, "ä<>&'\"\u{1}"], "a": {}, "e": [] },
+    });
+    let options =
+        Options { variables: variables.as_object().unwrap().clone(), ..Options::default() };
+    for (source, expected) in [
+        (
+            "{{ v | tojson }}",
+            r#"{"b": [1, 2.5, 1e+16, 1e-05, true, null, "ä<>&'\"\u0001"], "a": {}, "e": []}"#,
+        ),
+        (
+            "{{ {'x': [1, {'y': []}], 'z': {}} | tojson(indent=2) }}",
+            "{\n  \"x\": [\n    1,\n    {\n      \"y\": []\n    }\n  ],\n  \"z\": {}\n}",
+        ),
+        (
+            "{{ {'b': 1, 'a': [1]} | tojson(separators=(',', ':'), sort_keys=true) }}",
+            r#"{"a":[1],"b":1}"#,
+        ),
+        ("{{ v.b[4] }} {{ v.b[5] }} {{ 2.0 }} {{ v.b[2] | string }}", "True None 2.0 1e+16"),
+        (
+            "{{ '\x1c a '.strip() ~ 'xxbxx'.strip('x') ~ ' c '|trim ~ 'a,b'.split(',')[-1] }}",
+            "abcb",
+        ),
+        ("{% for k, x in {'a': 1}.items() %}{{ k }}={{ x }}{% endfor %}", "a=1"),
+        (
+            "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ loop.previtem.role }}<{{ m.role }}{% endfor %}",
+            "user<assistant",
+        ),
+        ("{{ messages[0].nothing is defined }}{{ messages[0].nothing }}", "False"),
+        (
+            "{% set ns = namespace(n=0) %}{% for m in messages[::-1] %}{% set ns.n = ns.n + loop.index %}{% endfor %}{{ ns.n }}",
+            "3",
+        ),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+        ("  {% if true %}\n  a\n  {% endif %}\nb\n", "  a\nb"),
+        ("{{ enable_thinking }} {{ preserve_thinking }}", "True False"),
+    ] {
+        let prompt = Template::new(source).unwrap().render(&messages, &[], &options).unwrap();
+        assert_eq!(prompt.text(), expected, "{source}");
+    }
+}
+
+#[test]
+fn a_template_at_fault_is_stopped_and_named() {
+    let render = |source: &str| {
+        let messages = [Message::new(Role::User, "hi")];
+        Template::new(source)?.render(&messages, &[], &Options::default())
+    };
+    for (source, expected) in [
+        ("{% for %}", "chat template: syntax error"),
+        ("{{ nothing.at.all }}", "chat template: undefined value"),
+        ("{{ messages | unheard_of }}", "chat template: unknown filter"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "chat template: "),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "chat template: takes too long",
+        ),
+        (
+            "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(99) %}\
+             {% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+            "chat template: takes too long",
+        ),
+        ("{{ strftime_now('%!') }}", "chat template: "),
+        ("{{ raise_exception('No. ' ~ messages[0].content) }}", "messages: No. hi"),
+    ] {
+        let error = render(source).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "expected {expected:?}: {error}");
+    }
+    let error = Template::new(&" ".repeat(MAX_SOURCE + 1)).unwrap_err().to_string();
+    assert!(error.starts_with("chat template: has 1048577 bytes"), "{error}");
+}
+
+/// Long conversations stay far from the limit that stops endless templates.
+#[test]
+fn a_long_conversation_is_rendered() {
+    let mut messages = vec![Message::new(Role::System, "s".repeat(100_000))];
+    for _ in 0..3000 {
+        messages.push(Message::new(Role::User, "<q> ".repeat(100)));
+        messages.push(Message::new(Role::Assistant, "<think>\nhm\n</think>\n\na".repeat(10)));
+    }
+    messages.push(Message::new(Role::User, "x".repeat(4_000_000)));
+    let prompt = demo().render(&messages, &[], &Options::default()).unwrap();
+    assert!(prompt.text().len() > 5_000_000);
+}
+
+/// Characters that stand in for others while the template runs may be in the messages too.
+#[test]
+fn every_noncharacter_may_be_said() {
+    let noncharacters: String = ('\u{fdd0}'..='\u{fdef}').collect();
+    let said = format!("{noncharacters}<|im_end|>{noncharacters}");
+    let prompt =
+        demo().render(&[Message::new(Role::User, said.clone())], &[], &Options::default()).unwrap();
+    assert_eq!(prompt.text(), format!("<|im_start|>user\n{said}<|im_end|>\n{REPLY}"));
+    assert_eq!(prompt.literal(), [prompt.text().find("<|im_end|>").unwrap()]);
+
+    let private: String = ('\u{e000}'..='\u{f8ff}').collect();
+    let all = [Message::new(Role::User, noncharacters + &private)];
+    let error = demo().render(&all, &[], &Options::default()).unwrap_err().to_string();
+    assert!(error.starts_with("messages: every private or unassigned character"), "{error}");
+}
+
+/// Data keeps its place in words: the blank or line break that the template puts before it is
+/// encoded together with it.
+#[test]
+fn no_border_shows_in_the_ids() {
+    let tokenizer = demo_tokenizer();
+    let prompt =
+        demo().render(&[Message::new(Role::User, "Hello <b>")], &[], &Options::default()).unwrap();
+    assert_eq!(tokenizer.encode_prompt(&prompt), tokenizer.encode(prompt.text()));
+}
