@@ -10,13 +10,14 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use lily_engine::{Event, FinishReason, Logprob, Usage};
+use lily_engine::{Event, FinishReason, Logprob, Sampling, Usage};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::error::Error;
 use crate::generate::Generation;
 use crate::openai::PromptProgress;
+use crate::{App, Served, Settings};
 
 /// How an endpoint puts tokens into answers. What has been taken in and not given out by
 /// [`Reply::chunks`] is in the next chunks, or in [`Reply::end`] or [`Reply::whole`]: a whole
@@ -47,27 +48,71 @@ pub enum End {
     Length,
 }
 
+/// A request that has been understood.
+pub struct Prepared<R> {
+    /// What the model is to continue.
+    pub prompt: Vec<u32>,
+    /// The field that the prompt was made of, for errors.
+    pub param: &'static str,
+    pub sampling: Sampling,
+    pub max_tokens: Option<usize>,
+    pub logprobs: Option<usize>,
+    pub prompt_logprobs: bool,
+    /// Whether the answer is a stream.
+    pub stream: bool,
+    /// Whether its chunks tell how far the prompt is.
+    pub progress: bool,
+    pub reply: R,
+}
+
+impl<R: Reply> Prepared<R> {
+    /// Has the engine compute it. A stream is returned before anything is computed.
+    pub async fn answer(self, app: &App, served: &Served) -> Result<Response, Error> {
+        let generation = Generation::submit(&served.engine, self.prompt, |request| {
+            request.sampling = self.sampling;
+            request.max_tokens = self.max_tokens;
+            request.logprobs = self.logprobs;
+            request.prompt_logprobs = self.prompt_logprobs;
+            request.stop_ids = served.stop_ids.clone();
+        })
+        .map_err(|error| Error::from_engine(error, self.param))?;
+        let answer = Answer { generation, reply: self.reply, tokens: 0, stopped: false };
+        let ending = app.ending();
+        match self.stream {
+            true => Ok(answer.stream(Pace::new(app.settings(), self.progress), ending)),
+            false => answer.whole(ending).await,
+        }
+    }
+}
+
 /// A generation and what becomes of its tokens.
-pub struct Answer<R> {
+struct Answer<R> {
     generation: Generation,
     reply: R,
+    /// Tokens of the reply so far.
+    tokens: usize,
     /// A stop string was found; what the engine still sends is not part of the reply.
     stopped: bool,
 }
 
 /// What a client of a stream can rely on, and for how long it is waited for.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
+struct Pace {
     /// Longest silence: then a comment is sent.
-    pub keep_alive: Duration,
+    keep_alive: Duration,
     /// How long a client may not read before it counts as gone.
-    pub stall: Duration,
-    /// Whether chunks tell how far the prompt is.
-    pub progress: bool,
+    stall: Duration,
+    progress: bool,
+}
+
+impl Pace {
+    fn new(settings: &Settings, progress: bool) -> Pace {
+        Pace { keep_alive: settings.keep_alive, stall: settings.stall, progress }
+    }
 }
 
 /// Comes true when replies have to end.
-pub type Ending = watch::Receiver<bool>;
+type Ending = watch::Receiver<bool>;
 
 async fn ended(ending: &mut Ending) {
     if ending.wait_for(|ending| *ending).await.is_err() {
@@ -81,11 +126,6 @@ fn ended_by_server() -> Error {
 }
 
 impl<R: Reply> Answer<R> {
-    /// An answer made of what the engine says.
-    pub fn new(generation: Generation, reply: R) -> Answer<R> {
-        Answer { generation, reply, stopped: false }
-    }
-
     /// Takes in an event that is not about progress; returns the end if this is the last.
     fn take(&mut self, event: Event) -> Result<Option<(End, Usage)>, Error> {
         match event {
@@ -93,28 +133,32 @@ impl<R: Reply> Answer<R> {
             Event::PromptLogprobs(logprobs) => self.reply.prompt_logprobs(logprobs),
             Event::Token { .. } if self.stopped => {}
             Event::Token { id, logprob } => {
+                self.tokens += 1;
                 if self.reply.token(id, logprob) {
                     // The engine's last event, with the times, comes within a layer's work.
                     self.stopped = true;
                     self.generation.cancel();
                 }
             }
-            Event::Finished { reason, usage } => {
+            Event::Finished { reason, mut usage } => {
                 let end = match reason {
-                    _ if self.stopped => End::Stop,
+                    _ if self.stopped => {
+                        usage.completion = self.tokens;
+                        End::Stop
+                    }
                     FinishReason::Stop => End::Stop,
                     FinishReason::Length | FinishReason::Deadline => End::Length,
                     FinishReason::Cancelled => return Err(ended_by_server()),
                 };
                 return Ok(Some((end, usage)));
             }
-            Event::Failed(error) => return Err(Error::from_engine(error, "messages")),
+            Event::Failed(error) => return Err(Error::from_engine(error, "prompt")),
         }
         Ok(None)
     }
 
     /// The answer in one body. Dropping this future cancels the generation.
-    pub async fn whole(mut self, mut ending: Ending) -> Result<Response, Error> {
+    async fn whole(mut self, mut ending: Ending) -> Result<Response, Error> {
         loop {
             let event = tokio::select! {
                 event = self.generation.next() => event,
@@ -128,7 +172,7 @@ impl<R: Reply> Answer<R> {
     }
 
     /// The answer as a stream: returns at once, and cancels the generation when the client goes.
-    pub fn stream(self, pace: Pace, ending: Ending) -> Response {
+    fn stream(self, pace: Pace, ending: Ending) -> Response {
         let (sender, chunks) = mpsc::channel(16);
         tokio::spawn(async move {
             let mut stream = Stream { sender, pace, last: Instant::now() };

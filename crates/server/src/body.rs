@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 
 use crate::error::Error;
@@ -26,6 +27,10 @@ impl JsonBody {
             let found = kind.map_or("nothing".into(), String::from_utf8_lossy);
             let message = format!("expected the header to say application/json, found {found}");
             return Err(Error::field("content-type", message));
+        }
+        // What says beforehand that it is too long need not be waited for.
+        if body.size_hint().lower() > limit as u64 {
+            return Err(Error::TooLarge(limit));
         }
         let collected = tokio::time::timeout(timeout, Limited::new(body, limit).collect()).await;
         match collected {

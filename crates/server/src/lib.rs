@@ -9,6 +9,7 @@
 mod answer;
 mod auth;
 mod body;
+mod completions;
 mod error;
 mod generate;
 mod openai;
@@ -20,6 +21,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lily_engine::{Engine, Sampling};
+use lily_text::Tokenizer;
 use tokio::sync::watch;
 
 pub use error::Error;
@@ -66,6 +68,8 @@ pub struct Served {
     pub id: String,
     /// What computes it.
     pub engine: Engine,
+    /// The checkpoint's tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
     /// How tokens are chosen where a request does not say.
     pub sampling: Sampling,
     /// Ids that end a reply.
@@ -131,6 +135,11 @@ impl App {
             Some(Ok(loaded)) => Ok(loaded),
             Some(Err(message)) => Err(Error::Unavailable(message.clone())),
         }
+    }
+
+    /// Comes true when replies have to end.
+    fn ending(&self) -> watch::Receiver<bool> {
+        self.0.ending.subscribe()
     }
 
     /// Ends all replies, streams with an error that says why.

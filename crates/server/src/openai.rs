@@ -237,19 +237,70 @@ impl<'de> Deserialize<'de> for Prompt {
 
 /// The body of every answer: a whole one with its choice, or one chunk of a stream.
 #[derive(Debug, Serialize)]
-pub struct Answer<C> {
+struct Answer<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'static str,
+    choices: Vec<C>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Timings>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<PromptProgress>,
+}
+
+/// What all bodies of one answer begin with.
+#[derive(Debug)]
+pub struct Head {
     pub id: String,
     pub object: &'static str,
     pub created: u64,
     pub model: String,
-    pub system_fingerprint: &'static str,
-    pub choices: Vec<C>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub usage: Option<Usage>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub timings: Option<Timings>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prompt_progress: Option<PromptProgress>,
+}
+
+impl Head {
+    /// `object` is what the body is, `model` what the client asked for.
+    pub fn new(prefix: &str, object: &'static str, model: String) -> Head {
+        Head { id: format!("{prefix}-{}", token()), object, created: crate::now(), model }
+    }
+
+    /// A body in JSON: its choice, and how it ended.
+    pub fn body<C: Serialize>(&self, choice: C) -> String {
+        self.json(vec![choice], None, None, None)
+    }
+
+    /// A body in JSON.
+    pub fn json<C: Serialize>(
+        &self,
+        choices: Vec<C>,
+        usage: Option<Usage>,
+        timings: Option<Timings>,
+        prompt_progress: Option<PromptProgress>,
+    ) -> String {
+        let answer = Answer {
+            id: &self.id,
+            object: self.object,
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: concat!("lily-", env!("CARGO_PKG_VERSION")),
+            choices,
+            usage,
+            timings,
+            prompt_progress,
+        };
+        serde_json::to_string(&answer).expect("no map with keys that are not strings")
+    }
+}
+
+/// A name that no other answer has.
+pub fn token() -> String {
+    let mut bytes = [0; 12];
+    // Without randomness from the system names are not unique, and nothing worse.
+    let _ = getrandom::fill(&mut bytes);
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[derive(Debug, Serialize)]
@@ -382,6 +433,19 @@ pub struct CompletionDetails {
     pub reasoning_tokens: usize,
 }
 
+impl Usage {
+    /// `reasoning` of the chosen tokens were not for people.
+    pub fn new(usage: &lily_engine::Usage, reasoning: usize) -> Usage {
+        Usage {
+            prompt_tokens: usage.prompt,
+            completion_tokens: usage.completion,
+            total_tokens: usage.prompt + usage.completion,
+            prompt_tokens_details: PromptDetails { cached_tokens: usage.cached },
+            completion_tokens_details: CompletionDetails { reasoning_tokens: reasoning },
+        }
+    }
+}
+
 /// As llama.cpp: `prompt_n` without the `cache_n` tokens whose state was there; times in
 /// milliseconds.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -395,6 +459,26 @@ pub struct Timings {
     pub predicted_per_second: f64,
 }
 
+impl From<&lily_engine::Usage> for Timings {
+    fn from(usage: &lily_engine::Usage) -> Timings {
+        let per_second = |tokens: usize, ms: f64| match ms > 0.0 {
+            true => tokens as f64 / ms * 1e3,
+            false => 0.0,
+        };
+        let prompt = usage.prompt - usage.cached;
+        Timings {
+            cache_n: usage.cached,
+            prompt_n: prompt,
+            prompt_ms: usage.prefill_ms,
+            prompt_per_second: per_second(prompt, usage.prefill_ms),
+            predicted_n: usage.completion,
+            predicted_ms: usage.decode_ms,
+            // The first token is the prompt's work; its time is not in `decode_ms`.
+            predicted_per_second: per_second(usage.completion.saturating_sub(1), usage.decode_ms),
+        }
+    }
+}
+
 /// As llama.cpp.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct PromptProgress {
@@ -402,4 +486,18 @@ pub struct PromptProgress {
     pub cache: usize,
     pub processed: usize,
     pub time_ms: u64,
+}
+
+/// A token in JSON, which has no bytes: its text, or if it is not whole characters, its bytes
+/// escaped as OpenAI does it.
+pub fn spell(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().fold("bytes:".to_owned(), |text, b| text + &format!("\\x{b:02x}")),
+    }
+}
+
+/// A log-probability in JSON, which has no infinity: OpenAI's stand-in for it.
+pub fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
 }

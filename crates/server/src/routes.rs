@@ -2,18 +2,24 @@
 
 use axum::extract::{Path, Request, State};
 use axum::middleware::from_fn_with_state;
-use axum::response::IntoResponse;
-use axum::routing::{MethodRouter, get};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tower_http::catch_panic::CatchPanicLayer;
 
+use crate::answer::{Prepared, Reply};
+use crate::body::JsonBody;
 use crate::error::Error;
-use crate::{App, auth};
+use crate::{App, Served, auth, completions};
 
 /// The whole API on `state`. Every route is there with and without `/v1`.
 pub fn app(state: App) -> Router {
-    let guarded = both(&[("/models", get(models)), ("/models/{*id}", get(model))]);
+    let guarded = both(&[
+        ("/models", get(models)),
+        ("/models/{*id}", get(model)),
+        ("/completions", post(complete)),
+    ]);
     // Whether a server is alive is no secret.
     let open = both(&[("/health", get(health))]);
     guarded
@@ -34,6 +40,29 @@ fn both(routes: &[(&str, MethodRouter<App>)]) -> Router<App> {
     routes.iter().fold(Router::new(), |router, (path, handler)| {
         router.route(path, handler.clone()).route(&format!("/v1{path}"), handler.clone())
     })
+}
+
+async fn complete(State(app): State<App>, request: Request) -> Result<Response, Error> {
+    answer(app, request, completions::prepare).await
+}
+
+/// Reads a request, has it prepared off the threads that serve connections, and answers it.
+async fn answer<R: Reply>(
+    app: App,
+    request: Request,
+    prepare: fn(&Served, &JsonBody) -> Result<Prepared<R>, Error>,
+) -> Result<Response, Error> {
+    let served = app.served()?.clone();
+    let (parts, body) = request.into_parts();
+    let settings = app.settings();
+    let body =
+        JsonBody::read(&parts.headers, body, settings.body_limit, settings.body_timeout).await?;
+    let prepared = {
+        let served = served.clone();
+        tokio::task::spawn_blocking(move || prepare(&served, &body)).await
+    };
+    let prepared = prepared.map_err(|error| Error::Internal(format!("a bug: {error}")))??;
+    prepared.answer(&app, &served).await
 }
 
 async fn unknown(request: Request) -> Error {
