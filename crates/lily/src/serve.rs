@@ -11,6 +11,7 @@ use clap::Args;
 use lily_engine::Engine;
 use lily_server::{App, Served, Settings};
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Where to listen, and for whom.
@@ -120,11 +121,17 @@ fn load(args: &Serve) -> Result<Served, Error> {
     let defaults = Defaults::new(file.as_deref(), source.config())?;
     let model = load::model(&source, &args.device, options, args.memory.force)?;
     eprintln!("{}", model.device());
-    let known_ids = source.config().vocab;
+    let text = source
+        .file("tokenizer.json")?
+        .ok_or_else(|| Error::Failed("tokenizer.json: missing; `lily pull` fetches it".into()))?;
+    let tokenizer = lily_text::Tokenizer::from_bytes(text.as_bytes())
+        .map_err(|error| Error::Failed(error.to_string()))?;
+    let known_ids = tokenizer.len();
     let engine = Engine::start(model, lily_engine::Options { queue: args.queue, known_ids });
     Ok(Served {
         id: args.model_id.clone().unwrap_or_else(|| source.id.clone()),
         engine,
+        tokenizer: Arc::new(tokenizer),
         sampling: defaults.sampling,
         stop_ids: defaults.stop_ids,
     })

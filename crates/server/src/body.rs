@@ -7,6 +7,7 @@ use axum::http::{HeaderMap, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
+use serde_json::error::Category;
 
 use crate::error::Error;
 
@@ -43,22 +44,47 @@ impl JsonBody {
 
     /// The body as a `T`. May be called for several types, each of which knows a part of it.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        if !self.0.trim_ascii_start().starts_with(b"{") && !self.0.trim_ascii().is_empty() {
+            // Lists would be taken for the fields in order.
+            serde_json::from_slice::<serde::de::IgnoredAny>(&self.0).map_err(not_json)?;
+            return Err(Error::Request("the body: expected an object in JSON".to_owned()));
+        }
         let mut json = serde_json::Deserializer::from_slice(&self.0);
         let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
             let path = error.path().to_string();
             let inner = error.into_inner();
             match inner.classify() {
-                serde_json::error::Category::Data if path != "." => {
-                    Error::field(path, inner.to_string())
-                }
-                serde_json::error::Category::Data => Error::Request(format!("the body: {inner}")),
-                _ => Error::Request(format!("the body is not valid JSON: {inner}")),
+                Category::Data if path != "." => Error::field(path, in_words(&inner)),
+                Category::Data => Error::Request(format!("the body: {}", in_words(&inner))),
+                _ => not_json(inner),
             }
         })?;
-        json.end()
-            .map_err(|error| Error::Request(format!("the body is not valid JSON: {error}")))?;
+        json.end().map_err(not_json)?;
         Ok(value)
     }
+}
+
+fn not_json(error: serde_json::Error) -> Error {
+    Error::Request(format!("the body is not valid JSON: {error}"))
+}
+
+/// What serde says, in JSON's words instead of Rust's.
+fn in_words(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let (text, place) = text.split_once(" at line ").unwrap_or((&text, ""));
+    let (found, expected) = text.rsplit_once("expected ").unwrap_or((text, ""));
+    let expected = match expected {
+        "" => return text.to_owned(),
+        "f64" => "a number",
+        "i64" | "i128" | "u32" => "a whole number",
+        "a boolean" => "true or false",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        kind if kind.starts_with("struct ") => "an object",
+        other => other,
+    };
+    let place = if place.is_empty() { String::new() } else { format!(" (line {place})") };
+    format!("{found}expected {expected}{place}")
 }
 
 /// `application/json`, or a type made of it, with or without parameters.

@@ -142,6 +142,16 @@ impl Error {
     }
 }
 
+impl From<lily_text::Error> for Error {
+    fn from(error: lily_text::Error) -> Error {
+        match error {
+            lily_text::Error::Request { param, problem } => Error::field(param, problem),
+            // The checkpoint's files: the client can do nothing about them.
+            _ => Error::Internal(error.to_string()),
+        }
+    }
+}
+
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
         let mut response = (self.status(), axum::Json(self.json())).into_response();

@@ -9,6 +9,7 @@
 mod answer;
 mod auth;
 mod body;
+mod chat;
 mod completions;
 mod error;
 mod generate;
@@ -22,6 +23,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lily_engine::{Engine, Sampling};
 use lily_text::Tokenizer;
+use lily_text::chat::Template;
 use tokio::sync::watch;
 
 pub use error::Error;
@@ -70,6 +72,8 @@ pub struct Served {
     pub engine: Engine,
     /// The checkpoint's tokenizer.
     pub tokenizer: Arc<Tokenizer>,
+    /// The checkpoint's chat template.
+    pub template: Template,
     /// How tokens are chosen where a request does not say.
     pub sampling: Sampling,
     /// Ids that end a reply.

@@ -47,10 +47,11 @@ pub struct ResponseFormat {
     pub kind: String,
 }
 
-/// What only chats have.
+/// What only chats have. Messages and tools are read where prompts are made of them.
 #[derive(Debug, Deserialize)]
 pub struct Chat {
-    pub messages: Vec<Message>,
+    #[serde(default)]
+    pub messages: Value,
     pub tools: Option<Vec<Value>>,
     pub tool_choice: Option<Value>,
     /// Both superseded by `tools`.
@@ -58,18 +59,13 @@ pub struct Chat {
     pub function_call: Option<Value>,
     pub logprobs: Option<bool>,
     pub top_logprobs: Option<i64>,
-    pub chat_template_kwargs: Option<TemplateArguments>,
+    /// Variables of the template.
+    pub chat_template_kwargs: Option<Map<String, Value>>,
     pub enable_thinking: Option<bool>,
     pub preserve_thinking: Option<bool>,
     pub reasoning_effort: Option<String>,
     pub reasoning: Option<Reasoning>,
     pub thinking: Option<Thinking>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-pub struct TemplateArguments {
-    pub enable_thinking: Option<bool>,
-    pub preserve_thinking: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -81,44 +77,6 @@ pub struct Reasoning {
 pub struct Thinking {
     #[serde(rename = "type")]
     pub kind: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Message {
-    pub role: String,
-    pub content: Option<Content>,
-    pub reasoning_content: Option<String>,
-    /// What some servers call `reasoning_content`, and their clients send back.
-    pub reasoning: Option<Value>,
-    pub tool_calls: Option<Vec<ToolCall>>,
-    pub tool_call_id: Option<String>,
-}
-
-#[derive(Debug)]
-pub enum Content {
-    Text(String),
-    Parts(Vec<Part>),
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Part {
-    #[serde(rename = "type")]
-    pub kind: String,
-    pub text: Option<String>,
-    pub refusal: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct ToolCall {
-    pub id: Option<String>,
-    pub function: FunctionCall,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct FunctionCall {
-    pub name: String,
-    /// A string of JSON, or what that string would say.
-    pub arguments: Option<Value>,
 }
 
 /// What only completions have.
@@ -138,28 +96,6 @@ pub enum Prompt {
 
 #[derive(Debug, PartialEq)]
 pub struct Stop(pub Vec<String>);
-
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error> {
-        struct Either;
-        impl<'de> Visitor<'de> for Either {
-            type Value = Content;
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a string or a list of parts")
-            }
-            fn visit_str<E>(self, text: &str) -> Result<Content, E> {
-                Ok(Content::Text(text.to_owned()))
-            }
-            fn visit_string<E>(self, text: String) -> Result<Content, E> {
-                Ok(Content::Text(text))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, parts: A) -> Result<Content, A::Error> {
-                Vec::deserialize(SeqAccessDeserializer::new(parts)).map(Content::Parts)
-            }
-        }
-        deserializer.deserialize_any(Either)
-    }
-}
 
 impl<'de> Deserialize<'de> for Stop {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Stop, D::Error> {

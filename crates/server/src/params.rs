@@ -2,6 +2,7 @@
 //! types and the engine that needs no text.
 
 use lily_engine::Sampling;
+use lily_text::chat::Options as Rendering;
 use serde_json::Value;
 
 use crate::error::Error;
@@ -141,42 +142,41 @@ impl Common {
 }
 
 impl Chat {
-    /// Whether the model is to think: the template's own argument before the top-level field
-    /// before the efforts; without any of them, it does.
-    pub fn thinks(&self) -> Result<bool, Error> {
-        let effort = |param: &str, effort: &Option<String>| match effort.as_deref() {
-            None => Ok(None),
-            Some("none") => Ok(Some(false)),
-            // How long it thinks is the model's own affair, so that these are all the same.
-            Some("minimal" | "low" | "medium" | "high" | "xhigh" | "max") => Ok(Some(true)),
+    /// How to render the prompt. The model thinks unless told not to: by the template's own
+    /// variable, else by the top-level field, else by one of the efforts.
+    pub fn rendering(&self) -> Result<Rendering, Error> {
+        let mut variables = self.chat_template_kwargs.clone().unwrap_or_default();
+        let mut flag = |name: &str| match variables.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(flag)),
             Some(other) => {
-                let message = format!(
-                    "expected one of none, minimal, low, medium, high, xhigh, found {other:?}"
-                );
-                Err(Error::field(param, message))
+                let message = format!("expected true or false, found {other}");
+                Err(Error::field(format!("chat_template_kwargs.{name}"), message))
             }
         };
-        let reasoning_effort = effort("reasoning_effort", &self.reasoning_effort)?;
-        let nested = self.reasoning.as_ref().map(|reasoning| &reasoning.effort);
-        let nested = nested.map_or(Ok(None), |e| effort("reasoning.effort", e))?;
-        let thinking = match self.thinking.as_ref().and_then(|t| t.kind.as_deref()) {
-            None => None,
-            Some("disabled") => Some(false),
-            Some("enabled" | "adaptive" | "auto") => Some(true),
-            Some(other) => {
-                let message = format!("expected \"enabled\" or \"disabled\", found {other:?}");
-                return Err(Error::field("thinking.type", message));
-            }
-        };
-        let arguments = self.chat_template_kwargs.as_ref().and_then(|a| a.enable_thinking);
-        let first = arguments.or(self.enable_thinking).or(reasoning_effort).or(nested);
-        Ok(first.or(thinking).unwrap_or(true))
+        let (thinking, preserve) = (flag("enable_thinking")?, flag("preserve_thinking")?);
+        let nested = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
+        let efforts = effort("reasoning_effort", self.reasoning_effort.as_deref())?
+            .or(effort("reasoning.effort", nested)?)
+            .or(self.thinking_type()?);
+        Ok(Rendering {
+            thinking: thinking.or(self.enable_thinking).or(efforts).unwrap_or(true),
+            preserve_thinking: preserve.or(self.preserve_thinking).unwrap_or(false),
+            add_generation_prompt: true,
+            variables,
+        })
     }
 
-    /// Whether the reasoning of earlier replies stays in the prompt.
-    pub fn preserves_thinking(&self) -> Option<bool> {
-        let arguments = self.chat_template_kwargs.as_ref().and_then(|a| a.preserve_thinking);
-        arguments.or(self.preserve_thinking)
+    fn thinking_type(&self) -> Result<Option<bool>, Error> {
+        match self.thinking.as_ref().and_then(|thinking| thinking.kind.as_deref()) {
+            None => Ok(None),
+            Some("disabled") => Ok(Some(false)),
+            Some("enabled" | "adaptive" | "auto") => Ok(Some(true)),
+            Some(other) => {
+                let message = format!("expected \"enabled\" or \"disabled\", found {other:?}");
+                Err(Error::field("thinking.type", message))
+            }
+        }
     }
 
     /// The tools that the model is shown: none if the client chooses none.
@@ -190,26 +190,6 @@ impl Chat {
             }
         }
         let tools = self.tools.as_deref().unwrap_or_default();
-        for (i, tool) in tools.iter().enumerate() {
-            let param = |rest: &str| format!("tools[{i}]{rest}");
-            match tool.get("type").and_then(Value::as_str) {
-                Some("function") => {}
-                Some(kind) => {
-                    let message = format!("expected \"function\", found {kind:?}");
-                    return Err(Error::field(param(".type"), message));
-                }
-                None => return Err(Error::field(param(".type"), "expected \"function\"")),
-            }
-            let function = &tool["function"];
-            if function["name"].as_str().is_none_or(str::is_empty) {
-                let message = "expected a string that is not empty";
-                return Err(Error::field(param(".function.name"), message));
-            }
-            if !matches!(function["parameters"], Value::Null | Value::Object(_)) {
-                let message = "expected a JSON schema, which is an object";
-                return Err(Error::field(param(".function.parameters"), message));
-            }
-        }
         let constrained = |what: &str| {
             let message = format!(
                 "{what} is not supported yet, as replies are not constrained; use \"auto\" or \
@@ -249,6 +229,20 @@ impl Completion {
     /// As [`Chat::top_logprobs`].
     pub fn top_logprobs(&self) -> Result<Option<usize>, Error> {
         self.logprobs.map(|top| top_logprobs("logprobs", top)).transpose()
+    }
+}
+
+/// Whether an effort is one at all. How long the model thinks is its own affair.
+fn effort(param: &str, effort: Option<&str>) -> Result<Option<bool>, Error> {
+    match effort {
+        None => Ok(None),
+        Some("none") => Ok(Some(false)),
+        Some("minimal" | "low" | "medium" | "high" | "xhigh" | "max") => Ok(Some(true)),
+        Some(other) => {
+            let message =
+                format!("expected none, minimal, low, medium, high or xhigh, found {other:?}");
+            Err(Error::field(param, message))
+        }
     }
 }
 

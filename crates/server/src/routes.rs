@@ -11,13 +11,14 @@ use tower_http::catch_panic::CatchPanicLayer;
 use crate::answer::{Prepared, Reply};
 use crate::body::JsonBody;
 use crate::error::Error;
-use crate::{App, Served, auth, completions};
+use crate::{App, Served, auth, chat, completions};
 
 /// The whole API on `state`. Every route is there with and without `/v1`.
 pub fn app(state: App) -> Router {
     let guarded = both(&[
         ("/models", get(models)),
         ("/models/{*id}", get(model)),
+        ("/chat/completions", post(talk)),
         ("/completions", post(complete)),
     ]);
     // Whether a server is alive is no secret.
@@ -40,6 +41,10 @@ fn both(routes: &[(&str, MethodRouter<App>)]) -> Router<App> {
     routes.iter().fold(Router::new(), |router, (path, handler)| {
         router.route(path, handler.clone()).route(&format!("/v1{path}"), handler.clone())
     })
+}
+
+async fn talk(State(app): State<App>, request: Request) -> Result<Response, Error> {
+    answer(app, request, chat::prepare).await
 }
 
 async fn complete(State(app): State<App>, request: Request) -> Result<Response, Error> {

@@ -193,16 +193,16 @@ async fn what_is_wrong_is_named() {
         (json!({"prompt": []}), json!("prompt"), "no tokens"),
         (json!({"prompt": ["a", "b"]}), json!("prompt"), "one prompt"),
         (json!({"prompt": [[1], [2]]}), json!("prompt"), "one prompt"),
-        (json!({"prompt": [1, "b"]}), json!("prompt[1]"), "u32"),
+        (json!({"prompt": [1, "b"]}), json!("prompt[1]"), "expected a whole number"),
         (json!({"prompt": [-1]}), json!("prompt[0]"), "a token id"),
         (json!({"prompt": [1, 99999]}), json!("prompt[1]"), "below"),
         (json!({"prompt": "a", "suffix": "b"}), json!("suffix"), "not supported"),
         (json!({"prompt": "a", "logprobs": 21}), json!("logprobs"), "from 0 to 20"),
-        (json!({"prompt": "a", "logprobs": true}), json!("logprobs"), "i64"),
+        (json!({"prompt": "a", "logprobs": true}), json!("logprobs"), "expected a whole number"),
         (json!({"prompt": "a", "best_of": 3}), json!("best_of"), "one choice"),
         (json!({"prompt": "a", "stop": [1]}), json!("stop[0]"), "string"),
         (json!({"prompt": "a", "stop": ""}), json!("stop"), "not empty"),
-        (json!({"prompt": "a", "max_tokens": "5"}), json!("max_tokens"), "i64"),
+        (json!({"prompt": "a", "max_tokens": "5"}), json!("max_tokens"), "expected a whole number"),
     ] {
         let (status, answer) = complete(&state, body.clone()).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{body}: {answer}");

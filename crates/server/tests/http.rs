@@ -8,11 +8,8 @@ use common::{Parrot, get, json, post, ready, send, served, text_of};
 use lily_server::{App, Settings};
 use serde_json::{Value, json};
 
-const ROUTES: [(&str, &str); 3] = [
-    ("GET", "/models"),
-    ("GET", "/models/test/parrot"),
-    ("POST", "/completions"),
-];
+const ROUTES: [(&str, &str); 3] =
+    [("GET", "/models"), ("GET", "/models/test/parrot"), ("POST", "/completions")];
 
 fn request(method: &str, path: &str) -> Request<Body> {
     match method {
@@ -124,7 +121,7 @@ async fn local_pages_may_use_the_server_and_foreign_ones_may_not() {
     let preflight = |origin: &str| {
         Request::builder()
             .method(Method::OPTIONS)
-            .uri("/v1/completions")
+            .uri("/v1/chat/completions")
             .header("origin", origin)
             .header("access-control-request-method", "POST")
             .header("access-control-request-headers", "authorization,content-type,x-stainless-os")

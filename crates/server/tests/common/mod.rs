@@ -11,6 +11,7 @@ use http_body_util::BodyExt;
 use lily_engine::{Engine, Forward, Load, Options, Outputs, Span};
 use lily_server::{App, Served, Settings, app};
 use lily_text::Tokenizer;
+use lily_text::chat::Template;
 use serde_json::Value;
 use tower::ServiceExt;
 
@@ -18,6 +19,15 @@ use tower::ServiceExt;
 pub static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
     Arc::new(Tokenizer::from_bytes(include_bytes!("../../../../demo/tokenizer.json")).unwrap())
 });
+
+/// A template of the model's kind, as small as can be.
+const TEMPLATE: &str = "\
+{%- if tools %}<|im_start|>system\\n{{ tools | tojson }}<|im_end|>\\n{% endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{{- '<|im_start|>assistant\\n' }}
+{{- '<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n' }}";
 
 pub fn id(spelling: &str) -> u32 {
     TOKENIZER.added(spelling).unwrap()
@@ -151,6 +161,7 @@ pub fn served(engine: &Engine) -> Served {
         id: "test/parrot".to_owned(),
         engine: engine.clone(),
         tokenizer: TOKENIZER.clone(),
+        template: Template::new(TEMPLATE).unwrap(),
         sampling: Default::default(),
         stop_ids: vec![id("<|endoftext|>"), id("<|im_end|>")],
     }
