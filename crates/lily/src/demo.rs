@@ -26,6 +26,7 @@ pub fn file(name: &str) -> Option<&'static str> {
         "generation_config.json" => include_str!("../../../demo/generation_config.json"),
         "tokenizer.json" => TOKENIZER,
         "tokenizer_config.json" => include_str!("../../../demo/tokenizer_config.json"),
+        "chat_template.jinja" => include_str!("../../../demo/chat_template.jinja"),
         _ => return None,
     })
 }

@@ -121,17 +121,20 @@ fn load(args: &Serve) -> Result<Served, Error> {
     let defaults = Defaults::new(file.as_deref(), source.config())?;
     let model = load::model(&source, &args.device, options, args.memory.force)?;
     eprintln!("{}", model.device());
-    let text = source
-        .file("tokenizer.json")?
-        .ok_or_else(|| Error::Failed("tokenizer.json: missing; `lily pull` fetches it".into()))?;
-    let tokenizer = lily_text::Tokenizer::from_bytes(text.as_bytes())
-        .map_err(|error| Error::Failed(error.to_string()))?;
+    let text = |name: &str| {
+        let missing = || Error::Failed(format!("{name}: missing; `lily pull` fetches it"));
+        source.file(name)?.ok_or_else(missing)
+    };
+    let tokenizer = lily_text::Tokenizer::from_bytes(text("tokenizer.json")?.as_bytes())?;
+    let mut template = lily_text::chat::Template::new(&text("chat_template.jinja")?)?;
+    template.guard(tokenizer.openers());
     let known_ids = tokenizer.len();
     let engine = Engine::start(model, lily_engine::Options { queue: args.queue, known_ids });
     Ok(Served {
         id: args.model_id.clone().unwrap_or_else(|| source.id.clone()),
         engine,
         tokenizer: Arc::new(tokenizer),
+        template,
         sampling: defaults.sampling,
         stop_ids: defaults.stop_ids,
     })

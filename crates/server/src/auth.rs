@@ -61,10 +61,9 @@ pub async fn check_origin(State(app): State<App>, request: Request, next: Next) 
 
 /// Lets a request pass if it has the key, or if the server has none.
 pub async fn check_key(State(app): State<App>, request: Request, next: Next) -> Response {
-    if let Some(key) = &app.settings().api_key {
-        if !has_key(request.headers(), key) {
-            return Error::Key.into_response();
-        }
+    let refused = |key: &String| !has_key(request.headers(), key);
+    if app.settings().api_key.as_ref().is_some_and(refused) {
+        return Error::Key.into_response();
     }
     next.run(request).await
 }

@@ -20,14 +20,8 @@ pub static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
     Arc::new(Tokenizer::from_bytes(include_bytes!("../../../../demo/tokenizer.json")).unwrap())
 });
 
-/// A template of the model's kind, as small as can be.
-const TEMPLATE: &str = "\
-{%- if tools %}<|im_start|>system\\n{{ tools | tojson }}<|im_end|>\\n{% endif %}
-{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{{- '<|im_start|>assistant\\n' }}
-{{- '<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n' }}";
+/// The chat template of the embedded demo.
+const TEMPLATE: &str = include_str!("../../../../demo/chat_template.jinja");
 
 pub fn id(spelling: &str) -> u32 {
     TOKENIZER.added(spelling).unwrap()
