@@ -20,49 +20,68 @@ pub const CHUNK: usize = 256;
 /// Most rows of logits one step gives: the memory they take is this times the vocabulary.
 pub const OUTPUTS: usize = 64;
 
+/// The files of a checkpoint: in a folder, or the demo's inside this program.
+#[derive(Clone, Debug)]
+pub struct Files {
+    /// The folder; `None` for the demo.
+    pub dir: Option<PathBuf>,
+}
+
+impl Files {
+    /// Those that the flags name, or the demo's, saying so aloud.
+    pub fn of(args: &ModelArgs) -> Result<Files, Error> {
+        match &args.model {
+            None => eprintln!("{}", demo::NOTICE),
+            Some(dir) if !dir.exists() => {
+                return Err(Error::Failed(format!(
+                    "{}: no such folder; `lily pull` fetches the model and says where it is",
+                    dir.display()
+                )));
+            }
+            Some(_) => {}
+        }
+        Ok(Files { dir: args.model.clone() })
+    }
+
+    /// A text file; `None` where there is none of that name.
+    pub fn text(&self, name: &str) -> Result<Option<String>, Error> {
+        let Some(dir) = &self.dir else { return Ok(demo::file(name).map(str::to_owned)) };
+        let path = dir.join(name);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(Some(text)),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Error::io(&path, &e)),
+        }
+    }
+}
+
 /// A checkpoint, opened and checked.
 pub struct Source {
     /// Its tensors.
     pub checkpoint: Checkpoint,
     /// What the API calls it: the folder's name, or that of the demo.
     pub id: String,
-    /// Where it lies; `None` for the demo.
-    pub dir: Option<PathBuf>,
+    /// Its files.
+    pub files: Files,
 }
 
 impl Source {
     /// Opens what the flags name, or the demo, saying so aloud.
     pub fn open(args: &ModelArgs) -> Result<Source, Error> {
-        let Some(dir) = &args.model else {
-            eprintln!("{}", demo::NOTICE);
-            return Source::demo();
+        let files = Files::of(args)?;
+        let (checkpoint, id) = match &files.dir {
+            None => (Checkpoint::embedded(demo::CONFIG, demo::WEIGHTS)?, demo::ID.to_owned()),
+            Some(dir) => {
+                let options = OpenOptions { any_size: args.any_size };
+                (Checkpoint::open(dir, options)?, id(dir))
+            }
         };
-        if !dir.exists() {
-            return Err(Error::Failed(format!(
-                "{}: no such folder; `lily pull` fetches the model and says where it is",
-                dir.display()
-            )));
-        }
-        let options = OpenOptions { any_size: args.any_size };
-        let checkpoint = Checkpoint::open(dir, options)?;
-        Ok(Source { checkpoint, id: id(dir), dir: Some(dir.clone()) })
-    }
-
-    /// The toy inside this program.
-    pub fn demo() -> Result<Source, Error> {
-        let checkpoint = Checkpoint::embedded(demo::CONFIG, demo::WEIGHTS)?;
-        Ok(Source { checkpoint, id: demo::ID.into(), dir: None })
+        Ok(Source { checkpoint, id, files })
     }
 
     /// The sizes of the model.
     pub fn config(&self) -> &Config {
         self.checkpoint.config()
-    }
-
-    /// A text file of the checkpoint; `None` where it has none of that name.
-    pub fn file(&self, name: &str) -> Result<Option<String>, Error> {
-        let Some(dir) = &self.dir else { return Ok(demo::file(name).map(str::to_owned)) };
-        read_if_there(&dir.join(name))
     }
 }
 
@@ -81,15 +100,6 @@ fn id(dir: &Path) -> String {
         }
     }
     id
-}
-
-/// The text in `path`; `None` where there is no such file.
-pub fn read_if_there(path: &Path) -> Result<Option<String>, Error> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Error::io(path, &e)),
-    }
 }
 
 /// What a model is made for, from the flags. Errs where `--max-seq` is beyond the model.
@@ -186,7 +196,7 @@ pub fn packs_in_memory(config: &Config) -> bool {
 /// The weights as devices read them: mapped from the packed file, which is made where it is
 /// missing or stale; small ones are made in memory.
 fn packed(source: &Source) -> Result<Packed, Error> {
-    match source.dir.as_ref().filter(|_| !packs_in_memory(source.config())) {
+    match source.files.dir.as_ref().filter(|_| !packs_in_memory(source.config())) {
         None => Ok(Packed::in_memory(&source.checkpoint)?),
         Some(dir) => {
             let path = packed_files::path(dir)?;

@@ -6,11 +6,13 @@
 
 mod args;
 mod bench;
+mod chat;
 mod completions;
 mod defaults;
 mod demo;
 mod doctor;
 mod error;
+mod interrupt;
 mod load;
 mod logits;
 mod long_work;
@@ -19,8 +21,12 @@ mod packed_files;
 mod progress;
 mod pull;
 mod quantize;
+mod render;
+mod run;
 mod serve;
 mod stdin;
+mod talk;
+mod texts;
 mod tokenize;
 mod verify;
 
@@ -41,12 +47,18 @@ Exit codes: 0 done; 1 failed, or what was compared differs; 2 wrong flags or inp
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// Ask one question
+    Run(run::Run),
+    /// Have a conversation
+    Chat(chat::Chat),
     /// Serve the OpenAI-compatible API
     Serve(serve::Serve),
     /// Compare a checkpoint with everything that is known of it
     Verify(verify::Verify),
     /// Turn text into token ids
     Tokenize(tokenize::Tokenize),
+    /// Turn messages into the text of the prompt
+    Render(render::Render),
     /// Compute the logits after every token of a prompt; needs no tokenizer
     Logits(logits::Logits),
     /// Measure tokens per second of prefill and decode
@@ -63,9 +75,12 @@ enum Command {
 
 fn main() -> ExitCode {
     let done = match Lily::parse().command {
+        Command::Run(args) => run::run(args),
+        Command::Chat(args) => chat::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Tokenize(args) => tokenize::run(args),
+        Command::Render(args) => render::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Doctor(args) => doctor::run(args),

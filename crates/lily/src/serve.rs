@@ -4,14 +4,13 @@
 //! nothing. SIGINT or SIGTERM lets replies that run finish or end cleanly; a second one does not.
 
 use crate::args::{DeviceArgs, MemoryArgs, ModelArgs};
-use crate::defaults::Defaults;
 use crate::error::Error;
 use crate::load::{self, Source};
+use crate::texts::Texts;
 use clap::Args;
 use lily_engine::Engine;
 use lily_server::{App, Served, Settings};
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Where to listen, and for whom.
@@ -117,26 +116,18 @@ fn load(args: &Serve) -> Result<Served, Error> {
     let source = Source::open(&args.model)?;
     let options = load::options(source.config(), &args.memory, usize::from(args.slots))?;
     eprintln!("{}", load::describe(&lily_model::plan(source.config(), options), &options));
-    let file = source.file("generation_config.json")?;
-    let defaults = Defaults::new(file.as_deref(), source.config())?;
+    let texts = Texts::open(&source)?;
     let model = load::model(&source, &args.device, options, args.memory.force)?;
     eprintln!("{}", model.device());
-    let text = |name: &str| {
-        let missing = || Error::Failed(format!("{name}: missing; `lily pull` fetches it"));
-        source.file(name)?.ok_or_else(missing)
-    };
-    let tokenizer = lily_text::Tokenizer::from_bytes(text("tokenizer.json")?.as_bytes())?;
-    let mut template = lily_text::chat::Template::new(&text("chat_template.jinja")?)?;
-    template.guard(tokenizer.openers());
-    let known_ids = tokenizer.len();
+    let known_ids = texts.tokenizer.len();
     let engine = Engine::start(model, lily_engine::Options { queue: args.queue, known_ids });
     Ok(Served {
         id: args.model_id.clone().unwrap_or_else(|| source.id.clone()),
         engine,
-        tokenizer: Arc::new(tokenizer),
-        template,
-        sampling: defaults.sampling,
-        stop_ids: defaults.stop_ids,
+        tokenizer: texts.tokenizer,
+        template: texts.template,
+        sampling: texts.defaults.sampling,
+        stop_ids: texts.defaults.stop_ids,
     })
 }
 

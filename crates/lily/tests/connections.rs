@@ -48,7 +48,13 @@ fn only_pull_connects() {
     let Some(watcher) = watcher(folder.path()) else { return };
     let at = |name: &str| folder.path().join(name).display().to_string();
     let (demo, logits) = (demo().display().to_string(), at("logits.safetensors"));
-    let quiet: [&[&str]; 4] = [
+    std::fs::write(at("messages.json"), r#"[{"role": "user", "content": "Hello!"}]"#).unwrap();
+    let messages = at("messages.json");
+    let quiet: [&[&str]; 8] = [
+        &["run", "--temperature", "0", "--max-tokens", "4", "Hello!"],
+        &["chat"],
+        &["tokenize", "Hello!"],
+        &["render", "--messages", &messages],
         &["verify", &demo, "--any-size"],
         &["logits", "--ids", "1,2,3", "--out", &logits],
         &["bench", "--context", "4", "--decode", "2", "--rounds", "1"],
