@@ -53,20 +53,20 @@ enum Command {
     Chat(chat::Chat),
     /// Serve the OpenAI-compatible API
     Serve(serve::Serve),
+    /// Fetch the checkpoint from the Hugging Face Hub
+    Pull(pull::Pull),
     /// Compare a checkpoint with everything that is known of it
     Verify(verify::Verify),
+    /// Show what this machine has, what fits, and packed weights that can be removed
+    Doctor(doctor::Doctor),
+    /// Measure tokens per second of prefill and decode
+    Bench(bench::Bench),
     /// Turn text into token ids
     Tokenize(tokenize::Tokenize),
     /// Turn messages into the text of the prompt
     Render(render::Render),
     /// Compute the logits after every token of a prompt; needs no tokenizer
     Logits(logits::Logits),
-    /// Measure tokens per second of prefill and decode
-    Bench(bench::Bench),
-    /// Show what this machine has, what fits, and packed weights that can be removed
-    Doctor(doctor::Doctor),
-    /// Fetch the checkpoint from the Hugging Face Hub
-    Pull(pull::Pull),
     /// Convert a bf16 checkpoint to the 4-bit layout that Lily runs
     Quantize(quantize::Quantize),
     /// Print a completion script for a shell
@@ -78,13 +78,13 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Serve(args) => serve::run(args),
+        Command::Pull(args) => pull::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Tokenize(args) => tokenize::run(args),
         Command::Render(args) => render::run(args),
         Command::Logits(args) => logits::run(args),
-        Command::Bench(args) => bench::run(args),
-        Command::Doctor(args) => doctor::run(args),
-        Command::Pull(args) => pull::run(args),
         Command::Quantize(args) => quantize::run(args),
         Command::Completions(args) => completions::run(args),
     };

@@ -1,9 +1,14 @@
 //! Starts the built `lily` as a user would, with nothing of the surrounding environment.
 #![allow(dead_code)] // each test file uses a part
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a server may take for anything that a test waits for.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The program, in an environment of its own: no model, no tokens, caches in `home`.
 pub fn lily(args: &[&str]) -> Command {
@@ -90,6 +95,34 @@ impl Server {
         // The pipe is read on, or the server would stop at a full one.
         std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
         Server { child, address, said }
+    }
+
+    /// Sends one request and gives the whole answer.
+    pub fn ask(&self, request: &str) -> String {
+        let mut stream = TcpStream::connect(&self.address).expect("the server listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
+        stream.write_all(request.as_bytes()).expect("the server reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("the server answers in text");
+        answer
+    }
+
+    /// The whole answer to a GET.
+    pub fn get(&self, path: &str) -> String {
+        self.ask(&format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"))
+    }
+
+    /// Waits until the model is loaded.
+    pub fn wait_until_ready(&self) {
+        let start = Instant::now();
+        loop {
+            let answer = self.get("/health");
+            if answer.starts_with("HTTP/1.1 200") {
+                return;
+            }
+            assert!(answer.starts_with("HTTP/1.1 503") && start.elapsed() < PATIENCE, "{answer}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
