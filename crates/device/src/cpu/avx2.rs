@@ -80,4 +80,10 @@ fn q8(codes: &[u8; 64], scale: V, bias: V, k: usize) -> V {
     fma(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), scale, bias)
 }
 
+#[inline(always)]
+fn prefetch(address: *const u8) {
+    // SAFETY: a hint, which may name any address.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+}
+
 super::kernels::kernels! { "avx2,fma" }

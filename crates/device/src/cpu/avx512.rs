@@ -89,4 +89,10 @@ fn q8(codes: &[u8; 64], scale: V, bias: V, k: usize) -> V {
     fma(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)), scale, bias)
 }
 
+#[inline(always)]
+fn prefetch(address: *const u8) {
+    // SAFETY: a hint, which may name any address.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+}
+
 super::kernels::kernels! { "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma" }

@@ -105,7 +105,7 @@ pub fn silu(x: f32) -> f32 {
 
 /// Makes `KERNELS` from a vector type `V` of `LANES` floats and, in scope, its operations:
 /// `zero() splat(x) load(&[f32; LANES]) load_bf16(&[u16; LANES]) store(&mut [..], v)
-/// mul(a, b) fma(a, b, c)` = a b + c, `sum(v)`, and `q4` and `q8(codes, scale, bias, k)`: the
+/// mul(a, b) fma(a, b, c)` = a b + c, `sum(v)`, `prefetch(address)`, and `q4` and `q8(codes, scale, bias, k)`: the
 /// k-th vector of a group's weights.
 ///
 /// `WIDE` says how many rows of x are multiplied at once: what fits the registers.
@@ -212,8 +212,13 @@ macro_rules! kernels { ($features:literal) => {
             for (r, row) in rows.iter_mut().enumerate() {
                 *row = (&codes[r * groups..][..groups], &pairs[r * groups..][..groups]);
             }
+            // Codes of the next tiles, a page ahead: more than the processor looks ahead by itself.
+            let ahead = (R * groups * $bytes) * 4096usize.div_ceil(R * groups * $bytes);
             let mut sums = [[zero(); T]; R];
             for g in 0..groups {
+                for (codes, _) in rows {
+                    prefetch(codes[g].as_ptr().wrapping_add(ahead));
+                }
                 for k in 0..64 / LANES {
                     for r in 0..R {
                         let (scale, bias) = scale_and_bias(rows[r].1[g]);

@@ -81,4 +81,16 @@ fn q8(codes: &[u8; 64], scale: V, bias: V, k: usize) -> V {
     fma(vcvtq_f32_u32(vmovl_u16(four)), scale, bias)
 }
 
+#[inline(always)]
+fn prefetch(address: *const u8) {
+    // SAFETY: a hint, which may name any address.
+    unsafe {
+        std::arch::asm!(
+            "prfm pldl1keep, [{0}]",
+            in(reg) address,
+            options(nostack, preserves_flags, readonly)
+        )
+    }
+}
+
 super::kernels::kernels! { "neon" }

@@ -15,7 +15,7 @@ use super::scalar::{self, inverse_rms};
 use crate::ops::*;
 
 /// Work, in multiplications, below which a thread is not worth waking: some microseconds.
-const GRAIN: usize = 16 << 10;
+const GRAIN: usize = 64 << 10;
 
 /// How many items make a part, when each takes `work` multiplications.
 fn grain(work: usize) -> usize {
