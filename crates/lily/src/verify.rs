@@ -1,6 +1,9 @@
 //! `lily verify`: is this checkpoint what Lily runs, and are its files whole?
 
+use crate::args::ModelArgs;
 use crate::error::Error;
+use crate::load::Source;
+use crate::texts::Texts;
 use crate::{load, packed_files, progress};
 use clap::Args;
 use indicatif::ProgressBar;
@@ -49,11 +52,41 @@ pub fn run(args: Verify) -> Result<(), Error> {
     if !report.ok() {
         return Err(Error::Differs);
     }
+    let model = ModelArgs { model: Some(args.dir.clone()), any_size: args.any_size };
+    text_files(&Source::open(&model)?, &mut stdout)?;
     if args.packed {
         let checkpoint = Checkpoint::open(&args.dir, OpenOptions { any_size: args.any_size })?;
         return packed(&args.dir, &checkpoint, &mut stdout);
     }
     Ok(())
+}
+
+/// The files that turn text into tokens; a checkpoint may lack them all, and still be computed.
+fn text_files(source: &Source, stdout: &mut impl Write) -> Result<(), Error> {
+    if source.files.text("tokenizer.json")?.is_none() {
+        writeln!(stdout, "  No tokenizer.json: only logits and bench run without one.")?;
+        return Ok(());
+    }
+    let vocab = source.config().vocab;
+    match Texts::open(source) {
+        Ok(texts) if texts.tokenizer.len() > vocab => {
+            let ids = texts.tokenizer.len();
+            writeln!(stdout, "tokenizer.json: {ids} ids, but the model has {vocab}")?;
+            Err(Error::Differs)
+        }
+        Ok(texts) => {
+            writeln!(
+                stdout,
+                "  Tokenizer of {} ids and chat template: good.",
+                texts.tokenizer.len()
+            )?;
+            Ok(())
+        }
+        Err(error) => {
+            writeln!(stdout, "{error}")?;
+            Err(Error::Differs)
+        }
+    }
 }
 
 fn packed(dir: &Path, checkpoint: &Checkpoint, stdout: &mut impl Write) -> Result<(), Error> {

@@ -43,6 +43,19 @@ fn verify_tells_good_from_different() {
     assert_eq!(done.code, Some(1));
     assert!(done.stdout.contains("hidden_size is 128"), "{}", done.stdout);
     assert_eq!(done.stderr, "");
+    let broken = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(lily::demo().join(name), broken.path().join(name)).unwrap();
+    }
+    let broken = broken.path();
+    let verify_broken = || run(&["verify", "--any-size", &broken.display().to_string()]);
+    let done = verify_broken();
+    assert_eq!(done.code, Some(0), "{}", done.stdout);
+    assert!(done.stdout.contains("No tokenizer.json"), "{}", done.stdout);
+    std::fs::write(broken.join("tokenizer.json"), "{}").unwrap();
+    let done = verify_broken();
+    assert_eq!(done.code, Some(1), "{}", done.stdout);
+    assert!(done.stdout.contains("tokenizer.json: "), "{}", done.stdout);
     let done = run(&["verify", "/no/such/folder"]);
     assert_eq!(done.code, Some(1));
     assert!(done.stdout.contains("lily pull"), "{}", done.stdout);

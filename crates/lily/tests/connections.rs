@@ -4,9 +4,9 @@
 
 mod lily;
 
-use lily::{Done, demo, lily};
+use lily::{Done, Server, demo, lily};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The compiled `connections.c`; says aloud what is skipped where there is no C compiler.
@@ -66,9 +66,21 @@ fn only_pull_connects() {
         assert_eq!(done.code, Some(0), "{args:?}: {}", done.stderr);
         assert_eq!(std::fs::read_to_string(&log).unwrap_or_default(), "", "{args:?}");
     }
+    let (command, log) = watched(&watcher, &["serve", "--bind", "127.0.0.1:0"]);
+    let server = Server::spawn(command);
+    server.wait_until_ready();
+    let body = r#"{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}"#;
+    let answer = server.ask(&format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    ));
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    drop(server);
+    assert_eq!(std::fs::read_to_string(&log).unwrap_or_default(), "", "serve");
     // The watcher sees what it is for: pull must try. It would go on trying; seen is enough.
     let (mut command, log) = watched(&watcher, &["pull", "--to", &at("to")]);
-    let mut pull = command.spawn().expect("lily starts");
+    let mut pull = command.stderr(Stdio::null()).spawn().expect("lily starts");
     let start = Instant::now();
     let seen = loop {
         let seen = std::fs::read_to_string(&log).unwrap_or_default();

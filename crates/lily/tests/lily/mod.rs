@@ -74,13 +74,17 @@ pub struct Server {
 impl Server {
     /// Starts `lily serve` with these flags on a free port, and waits until it has bound it.
     pub fn start(args: &[&str]) -> Server {
-        let bind: &[&str] = if args.contains(&"--bind") { &[] } else { &["--bind", "127.0.0.1:0"] };
-        let mut child = lily(&["serve"])
-            .args(bind)
-            .args(args)
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("lily starts");
+        let mut command = lily(&["serve"]);
+        if !args.contains(&"--bind") {
+            command.args(["--bind", "127.0.0.1:0"]);
+        }
+        command.args(args);
+        Server::spawn(command)
+    }
+
+    /// The same for a command that was made ready elsewhere.
+    pub fn spawn(mut command: Command) -> Server {
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("lily starts");
         let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
         let mut said = String::new();
         let address = loop {
