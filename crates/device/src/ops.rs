@@ -93,7 +93,8 @@ macro_rules! ops {
         }
     )*) => {
         $( $(#[doc = $doc])*
-           #[allow(missing_docs)] // the row above documents its operands and scalars by name
+           // The row documents operands and scalars by name, in formulas that index with brackets.
+           #[allow(missing_docs, rustdoc::broken_intra_doc_links)]
            #[derive(Clone, Copy, Debug)]
            pub struct $Op { $(pub $name: View,)* $(pub $arg: $argty,)* }
            impl From<$Op> for Op { fn from(op: $Op) -> Op { Op::$Op(op) } } )*

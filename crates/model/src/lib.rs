@@ -1,7 +1,7 @@
 //! Tokens and state in, logits out.
 //!
 //! [`pack`] turns a checkpoint into what a device reads, [`weights`] names it, [`state`] is what
-//! sequences remember, [`forward`] is the forward pass, and [`Model`] holds them together and
+//! sequences remember, [`mod@forward`] is the forward pass, and [`Model`] holds them together and
 //! turns a list of sequences with new tokens into one step. It knows no text, no sampling, and
 //! not which device it got.
 #![forbid(unsafe_code)]

@@ -1,6 +1,6 @@
 //! The OpenAI-compatible HTTP API: HTTP and nothing else.
 //!
-//! [`App`] is what the handlers know, [`app`] is the router made of it, [`serve`] runs it on a
+//! [`App`] is what the handlers know, [`app`] is the router made of it, [`serve()`] runs it on a
 //! socket. A request goes through `routes.rs` and `body.rs` (JSON), `params.rs` (what fields may
 //! hold), `chat.rs` or `completions.rs` (text to tokens and back), `generate.rs` (the engine) and
 //! `answer.rs` (streams and whole bodies).
