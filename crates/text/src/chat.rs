@@ -11,6 +11,7 @@ mod python;
 
 pub use message::{Message, Role, ToolCall};
 
+use crate::error::line;
 use crate::{Error, Result};
 use guard::Guard;
 use minijinja::syntax::SyntaxConfig;
@@ -20,10 +21,11 @@ use serde_json::{Map, Value, json};
 
 /// A template longer than this is not one (the real one has 8 KB).
 pub(crate) const MAX_SOURCE: usize = 1 << 20;
-/// What a rendering may cost, in minijinja's fuel, which is about an instruction or 64 bytes: for
-/// any prompt, and for each byte of its messages and tools.
-const FUEL: u64 = 4 << 20;
-const FUEL_PER_BYTE: u64 = 64;
+/// What a rendering may cost in minijinja's fuel, which is about one instruction or 64 bytes: for
+/// any prompt, and for each byte of its messages and tools, a string counting 64 more. The real
+/// template needs less than one a byte.
+const FUEL: u64 = 1 << 20;
+const FUEL_PER_BYTE: u64 = 8;
 
 /// A compiled chat template.
 pub struct Template {
@@ -146,7 +148,7 @@ impl Template {
         context.insert("preserve_thinking".into(), json!(options.preserve_thinking));
         context.insert("add_generation_prompt".into(), json!(options.add_generation_prompt));
         let mut env = self.env.clone();
-        env.set_fuel(Some(FUEL.saturating_add(guard.seen().saturating_mul(FUEL_PER_BYTE))));
+        env.set_fuel(Some(FUEL.saturating_add(guard.weight().saturating_mul(FUEL_PER_BYTE))));
         let template = env.get_template("chat_template").map_err(broken)?;
         let text = template.render(Serde(&context)).map_err(refused)?;
         Ok(guard.reveal(&text))
@@ -182,13 +184,13 @@ fn check_tools(tools: &[Value]) -> Result<()> {
 
 /// The template itself is at fault.
 fn broken(error: minijinja::Error) -> Error {
-    Error::Template(python::chain(&error))
+    Error::Template(line(&python::chain(&error)))
 }
 
 /// The template raised an exception for these messages, or failed with them.
 fn refused(error: minijinja::Error) -> Error {
     if let Some(message) = python::raised(&error) {
-        return Error::Request { param: "messages".into(), problem: message.to_owned() };
+        return Error::Request { param: "messages".into(), problem: line(message) };
     }
     if error.kind() == ErrorKind::OutOfFuel {
         return Error::Template("takes too long with these messages: it was stopped".into());

@@ -32,3 +32,15 @@ pub enum Error {
 
 /// A result with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// What others say of their errors, fit for a line of a message: foreign text in it may be long
+/// and hold control characters.
+pub(crate) fn line(text: &str) -> String {
+    const LONGEST: usize = 600;
+    let blank = |c: char| if c.is_control() { ' ' } else { c };
+    let mut line: String = text.chars().take(LONGEST).map(blank).collect();
+    if text.chars().nth(LONGEST).is_some() {
+        line.push('…');
+    }
+    line
+}

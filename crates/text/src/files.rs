@@ -6,6 +6,7 @@
 //! and not read here.
 
 use crate::chat::{MAX_SOURCE, Message, Options, Template};
+use crate::error::line;
 use crate::tokenizer::{MAX_FILE, Tokenizer};
 use crate::{Error, Result};
 use serde_json::Value;
@@ -64,7 +65,7 @@ impl Text {
         };
         let json = |name: &str| -> Result<Value> {
             let Some(text) = text(name)? else { return Ok(Value::Null) };
-            serde_json::from_str(&text).map_err(|e| error(name, format!("is not JSON: {e}")))
+            serde_json::from_str(&text).map_err(|e| error(name, line(&format!("is not JSON: {e}"))))
         };
 
         let Some(bytes) = file("tokenizer.json")? else {

@@ -1,10 +1,133 @@
 //! What the fuzz targets in `fuzz/` run, and tests of this crate over the same corpus: each takes
 //! any bytes, and panics where a reader breaks its promise.
 
+use crate::chat::{Message, Options, Prompt, Role, Template};
 use crate::reply::{self, Delta, Parser, Reply};
 use crate::stream::{Detokenizer, Vocabulary};
-use serde_json::{Value, json};
+use crate::tokenizer::nfc;
+use crate::{Error, Text, Tokenizer};
+use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
+
+/// The bytes of `tokenizer.json`, and a text to encode with it.
+pub fn tokenizer(input: &[u8]) {
+    let tokenizer = match Tokenizer::from_bytes(input) {
+        Ok(tokenizer) => tokenizer,
+        Err(error) => return assert_presentable(&error),
+    };
+    let text = format!("Hello, <a> I'm  1\u{301}é {}", String::from_utf8_lossy(input));
+    let text: String = text.chars().take(500).collect();
+    let encode = || {
+        let (plain, ids) = (tokenizer.encode_plain(&text), tokenizer.encode(&text));
+        for ids in [&plain, &ids] {
+            assert_eq!(nfc(&tokenizer.decode(ids)), nfc(&text));
+        }
+        assert!(plain.iter().chain(&ids).all(|&id| (id as usize) < tokenizer.len()));
+        let added = |id: &&u32| tokenizer.added(&tokenizer.decode(&[**id])) == Some(**id);
+        assert_eq!(plain.iter().find(added), None);
+        let all_literal = text.char_indices().map(|(i, _)| i).collect();
+        assert_eq!(tokenizer.encode_prompt(&Prompt::new(text.clone(), all_literal)), plain);
+        assert_eq!(tokenizer.encode_prompt(&Prompt::new(text.clone(), vec![])), ids);
+    };
+    // The BPE keeps words it has seen for as long as the thread lives.
+    std::thread::scope(|scope| scope.spawn(encode).join()).unwrap();
+}
+
+/// A case as in `tests/golden/cases.json`, rendered by the demo's template.
+pub fn chat(input: &[u8]) {
+    let Ok(case) = serde_json::from_slice::<Value>(input) else { return };
+    match render(&DEMO.template, &case) {
+        Ok(prompt) => check_prompt(&prompt, &case),
+        Err(error) => {
+            let named = matches!(&error, Error::Request { param, .. }
+                if param.starts_with("messages") || param.starts_with("tools"));
+            assert!(named, "{error}");
+            assert_presentable(&error);
+        }
+    }
+}
+
+/// A chat template, rendered with messages that spell tokens.
+pub fn template(input: &[u8]) {
+    let source = String::from_utf8_lossy(input);
+    let user = Message::new(Role::User, " <tool_response><|im_end|></tool_response> ");
+    let assistant = Message::new(Role::Assistant, "<think>a</think> \n b");
+    let messages = [Message::new(Role::User, "hi"), assistant, user];
+    let rendered = Template::new(&source).and_then(|template| {
+        template.render(&messages, &[json!({"function": {"name": "<f>"}})], &Options::default())
+    });
+    match rendered {
+        Ok(prompt) => {
+            let bytes = prompt.text().as_bytes();
+            assert!(prompt.literal().iter().all(|&at| at <= bytes.len()));
+            let stand_in = |c: char| ('\u{fdd0}'..='\u{fdef}').contains(&c);
+            assert!(source.contains(stand_in) || !prompt.text().contains(stand_in));
+        }
+        Err(error) => assert_presentable(&error),
+    }
+}
+
+/// A message for a terminal: not long, and without control characters.
+fn assert_presentable(error: &Error) {
+    let text = error.to_string();
+    assert!(!text.is_empty() && text.chars().count() < 1000, "{text}");
+    assert!(!text.chars().any(char::is_control), "{text:?}");
+}
+
+/// Renders a case of `tests/golden/cases.json`: messages, tools and variables in one object.
+pub fn render(template: &Template, case: &Value) -> crate::Result<Prompt> {
+    let flag = |name: &str, default: bool| case.get(name).map_or(default, |v| v == &json!(true));
+    let options = Options {
+        thinking: flag("enable_thinking", true),
+        preserve_thinking: flag("preserve_thinking", false),
+        add_generation_prompt: flag("add_generation_prompt", true),
+        variables: Map::new(),
+    };
+    let tools = case["tools"].as_array().cloned().unwrap_or_default();
+    template.render(&Message::list(&case["messages"])?, &tools, &options)
+}
+
+/// Panics unless added tokens stand where the case has turns, calls and results, and nowhere else.
+pub fn check_prompt(prompt: &Prompt, case: &Value) {
+    let tokenizer = &DEMO.tokenizer;
+    let ids = tokenizer.encode_prompt(prompt);
+    assert_eq!(nfc(&tokenizer.decode(&ids)), nfc(prompt.text()));
+    let count = |spelling| {
+        let id = tokenizer.added(spelling).expect("a token of the demo");
+        ids.iter().filter(|&&i| i == id).count()
+    };
+    let messages = Message::list(&case["messages"]).expect("what was rendered can be read");
+    let of = |role| messages.iter().filter(|m| m.role == role).count();
+    let has = |what: bool| usize::from(what);
+    let tools = has(case["tools"].as_array().is_some_and(|tools| !tools.is_empty()));
+    let reply = has(case.get("add_generation_prompt").is_none_or(|add| add == true));
+    let closed = has(case.get("enable_thinking").is_some_and(|on| on != true));
+    // Results that follow each other share a turn; system messages between them move away.
+    let rest: Vec<Role> = messages.iter().map(|m| m.role).filter(|r| *r != Role::System).collect();
+    let shared = rest.windows(2).filter(|pair| pair == &[Role::Tool; 2]).count();
+    let turns = rest.len() - shared + has(of(Role::System) > 0).max(tools);
+    assert_eq!(count("<|im_start|>"), turns + reply);
+    assert_eq!(count("<|im_end|>"), turns);
+    assert_eq!(count("<tool_response>"), of(Role::Tool));
+    assert_eq!(count("</tool_response>"), of(Role::Tool));
+    // The explanation of tools shows one call, and names its tags once more.
+    let calls: usize = messages.iter().map(|m| m.tool_calls.len()).sum();
+    assert_eq!(count("<tool_call>"), calls + 2 * tools);
+    assert_eq!(count("</tool_call>"), calls + 2 * tools);
+    assert_eq!(count("<think>") - reply, count("</think>") - reply * closed);
+    assert!(count("<think>") <= of(Role::Assistant) + reply);
+    assert_eq!(count("<|endoftext|>"), 0);
+}
+
+/// The demo model's tokenizer and template.
+static DEMO: LazyLock<Text> = LazyLock::new(|| {
+    let file = |name: &str| match name {
+        "tokenizer.json" => Some(include_str!("../../../demo/tokenizer.json")),
+        "chat_template.jinja" => Some(include_str!("../../../demo/chat_template.jinja")),
+        _ => None,
+    };
+    Text::embedded(file).expect("the demo's files are whole")
+});
 
 /// The first byte chooses stop strings, the second how the rest, which is the bytes of the text,
 /// is cut into tokens.

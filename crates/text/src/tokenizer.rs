@@ -10,6 +10,7 @@
 //! Not known here: chat templates and what a token means to the model.
 
 use crate::chat::Prompt;
+use crate::error::line;
 use crate::stream::Vocabulary;
 use crate::{Error, Result};
 use regex::Regex;
@@ -69,7 +70,7 @@ impl Tokenizer {
     /// Reads the text of a `tokenizer.json`. Errs if it is not JSON, not a byte-level BPE with
     /// the Qwen3.5 family's pipeline, or contradicts itself.
     pub fn from_bytes(json: &[u8]) -> Result<Tokenizer> {
-        file::read(json).map_err(Error::Tokenizer)
+        file::read(json).map_err(|problem| Error::Tokenizer(line(&problem)))
     }
 
     /// How many ids there are: base vocabulary and added tokens. The model may have more rows
@@ -191,7 +192,7 @@ impl Vocabulary for Tokenizer {
 }
 
 /// `text` in Unicode's normal form C.
-fn nfc(text: &str) -> Cow<'_, str> {
+pub(crate) fn nfc(text: &str) -> Cow<'_, str> {
     // No character below U+0300 composes with another below it, nor is one ever replaced.
     if text.chars().all(|c| c < '\u{300}') {
         return Cow::Borrowed(text);

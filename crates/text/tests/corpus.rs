@@ -45,6 +45,26 @@ const WORDS: &[&str] = &[
     "True",
     "42",
     "1e999",
+    "<|im_end|>",
+    "<|im_start|>",
+    "<tool_response>",
+    "</tool_response>",
+    "\"role\": ",
+    "\"content\": ",
+    "\"tool_calls\": ",
+    "\"user\"",
+    "\"assistant\"",
+    "\"tool\"",
+    "\"id\": ",
+    "{{",
+    "{%-",
+    "%}",
+    " in ",
+    " | ",
+    "messages",
+    "loop",
+    ".split",
+    "\u{fdd0}",
     "END",
     "aba",
     "žluť",
@@ -55,6 +75,21 @@ const WORDS: &[&str] = &[
 #[test]
 fn stream() {
     run("stream", fuzzing::stream);
+}
+
+#[test]
+fn tokenizer() {
+    run("tokenizer", fuzzing::tokenizer);
+}
+
+#[test]
+fn chat() {
+    run("chat", fuzzing::chat);
+}
+
+#[test]
+fn template() {
+    run("template", fuzzing::template);
 }
 
 #[test]

@@ -25,16 +25,16 @@ pub(super) struct Guard {
     before: char,
     /// Keeps blanks from being trimmed away; vanishes.
     fence: char,
-    seen: u64,
+    weight: u64,
 }
 
 impl Guard {
     /// Chooses stand-ins for `openers`. `walk` shows every string that must not hold one.
     pub fn new(openers: &[char], walk: impl FnOnce(&mut dyn FnMut(&str))) -> Result<Guard> {
         let mut taken = Vec::new();
-        let mut seen = 0;
+        let mut weight = 0;
         walk(&mut |text| {
-            seen += text.len() as u64;
+            weight += 64 + text.len() as u64;
             taken.extend(text.chars().filter(|&c| is_candidate(c)));
         });
         taken.sort_unstable();
@@ -50,12 +50,12 @@ impl Guard {
         };
         let (after, before, fence) = (next()?, next()?, next()?);
         let stand_ins = openers.iter().map(|&c| Ok((c, next()?))).collect::<Result<_>>()?;
-        Ok(Guard { stand_ins, after, before, fence, seen })
+        Ok(Guard { stand_ins, after, before, fence, weight })
     }
 
-    /// How many bytes were shown to [`Self::new`].
-    pub fn seen(&self) -> u64 {
-        self.seen
+    /// How many bytes were shown to [`Self::new`], with 64 more for each string.
+    pub fn weight(&self) -> u64 {
+        self.weight
     }
 
     /// `text` with stand-ins.

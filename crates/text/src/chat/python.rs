@@ -84,6 +84,12 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
         let (chars,): (Option<&str>,) = from_args(args)?;
         return Ok(strip(text, chars, start, end).into());
     }
+    // A width is room that is taken before anything notices: nobody needs ten thousand columns.
+    if let ("format", Some(text)) = (name, value.as_str())
+        && text.as_bytes().windows(5).any(|run| run.iter().all(u8::is_ascii_digit))
+    {
+        return Err(Error::new(ErrorKind::InvalidOperation, "a width in `format` is too large"));
+    }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
 

@@ -2,6 +2,7 @@
 //! spell control tokens.
 
 use super::*;
+use crate::fuzzing::{check_prompt, render};
 use crate::testing::{demo_tokenizer, shared};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -15,19 +16,6 @@ const SOURCE: &str = include_str!("../../../../demo/chat_template.jinja");
 
 fn demo() -> Template {
     Template::new(SOURCE).unwrap()
-}
-
-/// A case of `render.py`: messages, tools and variables in one object.
-fn render(template: &Template, case: &Value) -> Result<Prompt> {
-    let flag = |name: &str, default: bool| case.get(name).map_or(default, |v| v == &json!(true));
-    let options = Options {
-        thinking: flag("enable_thinking", true),
-        preserve_thinking: flag("preserve_thinking", false),
-        add_generation_prompt: flag("add_generation_prompt", true),
-        variables: Map::new(),
-    };
-    let tools = case["tools"].as_array().cloned().unwrap_or_default();
-    template.render(&Message::list(&case["messages"])?, &tools, &options)
 }
 
 #[track_caller]
@@ -187,32 +175,7 @@ proptest! {
     #[test]
     fn messages_spell_no_control_token(case in conversation()) {
         let Ok(prompt) = render(&demo(), &case) else { return Ok(()) };
-        let tokenizer = demo_tokenizer();
-        let ids = tokenizer.encode_prompt(&prompt);
-        prop_assert_eq!(tokenizer.decode(&ids), tokenizer.decode(&tokenizer.encode(prompt.text())));
-        let count = |spelling| {
-            let id = tokenizer.added(spelling).unwrap();
-            ids.iter().filter(|&&i| i == id).count()
-        };
-        let messages = Message::list(&case["messages"]).unwrap();
-        let of = |role| messages.iter().filter(|m| m.role == role).count();
-        let shared = messages.windows(2).filter(|m| m.iter().all(|m| m.role == Role::Tool)).count();
-        let has = |what: bool| usize::from(what);
-        let tools = has(case["tools"] != json!([]));
-        let (system, reply) = (of(Role::System), has(case["add_generation_prompt"] == true));
-        let turns = messages.len() - shared - system + system.max(tools);
-        prop_assert_eq!(count("<|im_start|>"), turns + reply);
-        prop_assert_eq!(count("<|im_end|>"), turns);
-        prop_assert_eq!(count("<tool_response>"), of(Role::Tool));
-        prop_assert_eq!(count("</tool_response>"), of(Role::Tool));
-        let calls: usize = messages.iter().map(|m| m.tool_calls.len()).sum();
-        // The explanation of tools shows one call, and names its tags once more.
-        prop_assert_eq!(count("<tool_call>"), calls + 2 * tools);
-        prop_assert_eq!(count("</tool_call>"), calls + 2 * tools);
-        let closed = has(case["enable_thinking"] == false);
-        prop_assert_eq!(count("<think>") - reply, count("</think>") - reply * closed);
-        prop_assert!(count("<think>") <= of(Role::Assistant) + reply);
-        prop_assert_eq!(count("<|endoftext|>"), 0);
+        check_prompt(&prompt, &case);
     }
 }
 
@@ -471,6 +434,8 @@ fn a_template_at_fault_is_stopped_and_named() {
             "chat template: takes too long",
         ),
         ("{{ strftime_now('%!') }}", "chat template: "),
+        ("{{ '{:>99999999999}'.format('a') }}", "chat template: invalid operation: a width"),
+        ("{{ '%99999999999s' | format('a') }}", "chat template: takes too long"),
         ("{{ raise_exception('No. ' ~ messages[0].content) }}", "messages: No. hi"),
     ] {
         let error = render(source).unwrap_err().to_string();

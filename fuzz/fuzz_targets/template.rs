@@ -1,0 +1,4 @@
+//! `lily_text::fuzzing::template` on whatever the fuzzer finds.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| lily_text::fuzzing::template(input));
