@@ -2,10 +2,9 @@
 //!
 //! Everything that decides is integer or order-fixed f32 arithmetic without library functions, so
 //! the same logits, settings and seed give the same token on every machine. No step sorts the
-//! vocabulary: the best `k` come from one pass, nucleus and draw from a selection by mass that
-//! takes linear time.
+//! vocabulary: the best few come from one pass and nearly always suffice; where they do not,
+//! nucleus and draw come from a selection by mass, in linear time.
 
-use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use rand_chacha::ChaCha8Rng;
@@ -31,28 +30,32 @@ pub(crate) struct Scratch {
     candidates: Vec<Candidate>,
 }
 
-/// A token that may be drawn, with its unnormalised probability in units of 2^-40 of the best
-/// token's: integers, so that sums do not depend on their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Candidate {
-    mass: u64,
-    id: u32,
-}
+/// A token that may be drawn: its mass in the high half, its id inverted in the low one, so that
+/// the greater is the better, ties by lower id.
+///
+/// Mass is unnormalised probability in units of 2^-30 of the best token's: integers, whose sums do
+/// not depend on their order. What is less than half a unit is never drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate(u64);
 
-impl Ord for Candidate {
-    /// Best first, ties by lower id.
-    fn cmp(&self, other: &Candidate) -> Ordering {
-        other.mass.cmp(&self.mass).then(self.id.cmp(&other.id))
+impl Candidate {
+    fn new(mass: u32, id: u32) -> Candidate {
+        Candidate(u64::from(mass) << 32 | u64::from(!id))
+    }
+
+    fn mass(self) -> u64 {
+        self.0 >> 32
+    }
+
+    fn id(self) -> u32 {
+        !(self.0 as u32)
     }
 }
 
-impl PartialOrd for Candidate {
-    fn partial_cmp(&self, other: &Candidate) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-const MASS_ONE: f32 = (1u64 << 40) as f32;
+/// The mass of the best token.
+const MASS_ONE: f32 = (1u32 << 30) as f32;
+/// How many of the best tokens are looked at before all are.
+const FEW: usize = 512;
 
 impl Sampler {
     /// `sampling` has passed [`Sampling::check`]; `prompt` feeds the repetition penalty.
@@ -120,29 +123,46 @@ impl Sampler {
     ) -> Option<u32> {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.settings;
         let max = logits[argmax(logits)? as usize];
-        let weigh = |x, id| Candidate { mass: mass((x - max) / temperature), id };
+        let mass = |x: f32| mass((x - max) / temperature);
+        let every = |candidates: &mut Vec<Candidate>| {
+            candidates.clear();
+            candidates.extend(logits.iter().zip(0..).map(|(&x, id)| Candidate::new(mass(x), id)));
+        };
+
+        let cut = (1..logits.len()).contains(&top_k);
+        select_best(logits, if cut { top_k } else { FEW }, best);
         candidates.clear();
-        if (1..logits.len()).contains(&top_k) {
-            select_best(logits, top_k, best);
-            candidates.extend(best.iter().map(|&(x, id)| weigh(x, id)));
-        } else {
-            let finite = logits.iter().zip(0..).filter(|(x, _)| x.is_finite());
-            candidates.extend(finite.map(|(&x, id)| weigh(x, id)));
-        }
+        candidates.extend(best.iter().map(|&(x, id)| Candidate::new(mass(x), id)));
+        // Whether the candidates are only the best of all, whose mass is `all`.
+        let mut partial = !cut && candidates.len() < logits.len();
+        let mut all = match partial {
+            true => logits.iter().map(|&x| u64::from(mass(x))).sum(),
+            false => total(candidates),
+        };
         if top_p < 1.0 {
             // Rounded up, and never less than the best token.
-            let target = (total(candidates) as f64 * f64::from(top_p)).ceil() as u64;
-            let last = crossing(candidates, target.max(1));
+            let target = ((all as f64 * f64::from(top_p)).ceil() as u64).max(1);
+            if partial && total(candidates) < target {
+                every(candidates);
+            }
+            let last = crossing(candidates, target);
             candidates.truncate(last + 1);
+            (partial, all) = (false, total(candidates));
         }
         if min_p > 0.0 {
             let floor = (min_p * MASS_ONE) as u64;
-            candidates.retain(|c| c.mass >= floor);
+            if partial && candidates.iter().all(|c| c.mass() >= floor) {
+                every(candidates);
+            }
+            candidates.retain(|c| c.mass() >= floor);
+            (partial, all) = (false, total(candidates));
         }
-        let all = u128::from(total(candidates));
-        let drawn = ((u128::from(self.rng.next_u64()) * all) >> 64) as u64;
+        let drawn = ((u128::from(self.rng.next_u64()) * u128::from(all)) >> 64) as u64;
+        if partial && total(candidates) <= drawn {
+            every(candidates);
+        }
         let chosen = crossing(candidates, drawn + 1);
-        Some(candidates[chosen].id)
+        Some(candidates[chosen].id())
     }
 }
 
@@ -153,8 +173,7 @@ pub(crate) fn logprob(logits: &[f32], id: u32, top: usize, scratch: &mut Scratch
         return Logprob { logprob: f32::NEG_INFINITY, top: Vec::new() };
     };
     let max = logits[best as usize];
-    let finite = logits.iter().filter(|x| x.is_finite());
-    let all: u64 = finite.map(|x| mass(x - max)).sum();
+    let all: u64 = logits.iter().map(|&x| u64::from(mass(x - max))).sum();
     let log_sum = f64::from(max) + (all as f64 / f64::from(MASS_ONE)).ln();
     let of = |x: f32| match x.is_finite() {
         true => (f64::from(x) - log_sum) as f32,
@@ -228,7 +247,7 @@ fn select_best(logits: &[f32], k: usize, best: &mut Vec<(f32, u32)>) {
 }
 
 fn total(candidates: &[Candidate]) -> u64 {
-    candidates.iter().map(|c| c.mass).sum()
+    candidates.iter().map(|c| c.mass()).sum()
 }
 
 /// The index of the candidate with which the running sum of masses, best first, reaches `target`.
@@ -238,7 +257,7 @@ fn crossing(candidates: &mut [Candidate], mut target: u64) -> usize {
     let (mut low, mut high) = (0, candidates.len());
     while high - low > 1 {
         let middle = low + (high - low) / 2;
-        candidates[low..high].select_nth_unstable(middle - low);
+        candidates[low..high].select_nth_unstable_by(middle - low, |a, b| b.cmp(a));
         let upper = total(&candidates[low..middle]);
         if upper >= target {
             high = middle;
@@ -250,10 +269,14 @@ fn crossing(candidates: &mut [Candidate], mut target: u64) -> usize {
     low
 }
 
-/// e^x, x <= 0, in units of 2^-40.
-fn mass(x: f32) -> u64 {
-    // Through i64, for which x86 has a conversion instruction.
-    (exp(x) * MASS_ONE) as i64 as u64
+/// e^x in units of 2^-30, for x <= 0; 0 for what is not finite.
+fn mass(x: f32) -> u32 {
+    // Positive only where a logit is infinite.
+    let known = if x <= 0.0 { x } else { f32::NEG_INFINITY };
+    // Adding 2^52 rounds to an integer, which is then in the low bits of the sum. A conversion
+    // would have to look at every case that cannot be, and compilers make no vectors of that.
+    const ROUND: f64 = (1u64 << 52) as f64;
+    (f64::from(exp(known) * MASS_ONE) + ROUND).to_bits() as u32
 }
 
 /// e^x for x <= 0, to a relative 3e-7; 0 or nearly so below -80, as for NaN. Additions and
@@ -265,10 +288,8 @@ fn exp(x: f32) -> f32 {
     let sum = x * std::f32::consts::LOG2_E + ROUND;
     let n = sum - ROUND;
     let r = (x - n * (355.0 / 512.0)) + n * 2.121_944_4e-4; // ln 2 in two parts, the first exact
-    let mut p = 1.0 / 720.0;
-    for c in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-        p = p * r + c;
-    }
+    let p = 1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0));
+    let p = 1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r * p)));
     let two_to_n =
         f32::from_bits(sum.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23);
     p * two_to_n
@@ -371,11 +392,23 @@ mod tests {
         ]
     }
 
+    /// Vocabularies, the last larger than the few best that are looked at first, and draws.
+    const SIZES: [(usize, u64); 8] = [
+        (1, 100),
+        (2, 3000),
+        (5, 3000),
+        (31, 3000),
+        (32, 3000),
+        (33, 3000),
+        (150, 3000),
+        (3 * FEW, 500),
+    ];
+
     #[test]
     fn every_draw_is_one_the_definition_allows_and_as_often() {
         let mut rng = rng(1);
         for (i, settings) in settings().into_iter().enumerate() {
-            for n in [1, 2, 5, 31, 32, 33, 64, 150] {
+            for (n, draws) in SIZES {
                 let logits = logits(&mut rng, n, 1.5);
                 let prompt = [0, 3, 3, 200];
                 let mut scratch = Scratch::default();
@@ -391,7 +424,6 @@ mod tests {
                 }
                 // The first token's distribution: chi-squared over many seeds.
                 let expected = slow(&settings, &logits, &prompt, &[]);
-                let draws = 4000;
                 let mut counts = vec![0.0; n];
                 for seed in 0..draws {
                     let seeded = Sampling { seed: Some(seed), ..settings.clone() };
@@ -445,23 +477,23 @@ mod tests {
         for round in 0..2000 {
             let n = 1 + (rng.next_u64() % 50) as u32;
             let mut candidates: Vec<_> =
-                (0..n).map(|id| Candidate { mass: rng.next_u64() % 9, id }).collect();
+                (0..n).map(|id| Candidate::new((rng.next_u64() % 9) as u32, id)).collect();
             let all = total(&candidates);
             if all == 0 {
                 continue;
             }
             let target = 1 + rng.next_u64() % all;
             let mut sorted = candidates.clone();
-            sorted.sort();
+            sorted.sort_by_key(|c| (std::cmp::Reverse(c.mass()), c.id()));
             let mut sum = 0;
             let slow = sorted.iter().position(|c| {
-                sum += c.mass;
+                sum += c.mass();
                 sum >= target
             });
             let fast = crossing(&mut candidates, target);
             assert_eq!(Some(fast), slow, "round {round}");
             assert_eq!(candidates[fast], sorted[fast], "round {round}");
-            candidates[..fast].sort();
+            candidates[..fast].sort_by(|a, b| b.cmp(a));
             assert_eq!(candidates[..fast], sorted[..fast], "round {round}");
         }
     }
@@ -477,8 +509,8 @@ mod tests {
             last = got;
         }
         assert_eq!(exp(0.0), 1.0);
-        assert_eq!(mass(0.0), 1 << 40);
-        for x in [f32::NEG_INFINITY, f32::NAN, f32::MIN, -81.0] {
+        assert_eq!(mass(0.0), 1 << 30);
+        for x in [f32::NEG_INFINITY, f32::INFINITY, f32::NAN, f32::MIN, -81.0, -22.0] {
             assert_eq!(mass(x), 0, "{x}");
         }
     }

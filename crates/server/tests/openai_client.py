@@ -11,6 +11,7 @@ import concurrent.futures
 import json
 import sys
 import time
+import urllib.error
 import urllib.request
 
 try:
@@ -52,6 +53,17 @@ def refused(kind, call):
 def running(base):
     with urllib.request.urlopen(base + "/health") as response:
         return json.load(response)["running"]
+
+
+def wait_until_ready(base):
+    begun = time.monotonic()
+    while True:
+        try:
+            running(base)
+            return
+        except urllib.error.HTTPError as error:
+            assert error.code == 503 and time.monotonic() - begun < 300, error
+            time.sleep(0.05)
 
 
 def check_models(client, base):
@@ -99,22 +111,23 @@ def check_no_usage_unless_asked_for(client, base):
     assert all(chunk.usage is None for chunk in greedy(client, stream=True, max_tokens=3))
 
 
-def check_two_streams_at_once(client, base):
+def check_sixteen_streams_at_once_say_what_each_says_alone(client, base):
     def one(content):
         messages = [{"role": "user", "content": content}]
         chunks = greedy(client, messages=messages, stream=True, extra_body=NO_THINKING)
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
-    contents = ["Hello!", "What is the capital of France?"]
+    # Of different lengths, one of them longer than what is computed in one piece.
+    contents = ["Hello!", "What is the capital of France?", "Hello! " * 300]
+    contents += [f"How many metres are {n} kilometres? {'Please. ' * n}" for n in range(13)]
     alone = [one(content) for content in contents]
-    with concurrent.futures.ThreadPoolExecutor() as pool:
+    with concurrent.futures.ThreadPoolExecutor(len(contents)) as pool:
         assert list(pool.map(one, contents)) == alone
 
 
 def check_cancel_frees_the_slot(client, base):
-    # One token after another with no end: only the client stops this.
-    ban = {"logit_bias": {}, "min_p": 0.0}
-    stream = greedy(client, stream=True, max_tokens=100_000, temperature=1.0, extra_body=ban)
+    # Hot enough not to end by itself for a long time: only the client stops this.
+    stream = greedy(client, stream=True, max_tokens=100_000, temperature=10, extra_body={"top_k": 0})
     for _, _chunk in zip(range(3), stream):
         pass
     stream.close()
@@ -222,6 +235,7 @@ def main():
     arguments = parser.parse_args()
     base = arguments.base_url.rstrip("/").removesuffix("/v1")
     client = openai.OpenAI(base_url=base + "/v1", api_key=arguments.key, max_retries=0, timeout=300)
+    wait_until_ready(base)
     failed = 0
     for name, check in list(globals().items()):
         if not name.startswith("check_"):
