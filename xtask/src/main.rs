@@ -32,7 +32,7 @@ enum Chore {
     },
     /// Makes known mistakes on purpose; a test must notice each of them.
     Mutate {
-        /// Only mutations whose name contains this.
+        /// Only mutations whose name contains this, or those of the pitfall with this number.
         #[arg(default_value = "")]
         only: String,
     },

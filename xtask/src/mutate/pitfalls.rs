@@ -88,6 +88,17 @@ const fn checkpoint(filter: &'static str) -> Test {
     Test { package: "lily-checkpoint", target: &["--lib"], filter }
 }
 
+/// Text and tokens.
+const fn text(filter: &'static str) -> Test {
+    Test { package: "lily-text", target: &["--lib"], filter }
+}
+
+const TOKENIZER: &str = "crates/text/src/tokenizer.rs";
+const TOKENIZER_FILE: &str = "crates/text/src/tokenizer/file.rs";
+const CHAT: &str = "crates/text/src/chat.rs";
+const MESSAGE: &str = "crates/text/src/chat/message.rs";
+const PARSER: &str = "crates/text/src/reply/parser.rs";
+const TAGS: &str = "crates/text/src/reply/tags.rs";
 const CONFIG: &str = "crates/checkpoint/src/config/read.rs";
 const ROWS: &str = "crates/device/src/cpu/scalar/mod.rs";
 const LINEAR: &str = "crates/device/src/cpu/scalar/linear.rs";
@@ -435,5 +446,80 @@ pitfalls! {
 
     19 "the MTP head reads the hidden state before the last norm": {
         never, because "the checkpoint holds no MTP head"
+    }
+
+    // imp #660; other savings of this family's tokenizers
+    20 "words are split without marks (\\p{M}), or digits in runs": {
+        "any expression is taken for the right one" in TOKENIZER_FILE fails text("a_damaged_or");
+            "Some(SPLIT) => Ok(()),"
+            => "Some(_) => Ok(()),";
+        "marks end a word" in TOKENIZER fails text("equal_hugging_face");
+            r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|"
+            => r"[^\r\n\p{L}\p{N}]?[\p{L}]+|\p{N}|";
+        "digits make one word" in TOKENIZER fails text("equal_hugging_face");
+            r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|"
+            => r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}+|";
+        "a word does not keep the blank before it" in TOKENIZER fails text("equal");
+            "if blank_run && found.end() < text.len() && word.len() > last.len_utf8() {"
+            => "if blank_run && word.is_empty() {";
+        "data may spell control tokens" in TOKENIZER fails text("");
+            "let found = if literal.first() == Some(&at) { None } else { self.added_at(text, at) };"
+            => "let found = self.added_at(text, at);";
+    }
+
+    // vLLM #39056, #51679, llama.cpp #24202
+    21 "a call within reasoning, or without the end of reasoning, is lost": {
+        "reasoning holds no calls" in PARSER fails text("reply");
+            "if !self.tools.any() {
+                    return Look::No;"
+            => "if !self.tools.any() || self.in_reasoning {
+                    return Look::No;";
+        "a reply that begins in reasoning is content" in PARSER fails text("reply");
+            "in_reasoning,
+            enveloped: false,"
+            => "in_reasoning: false & in_reasoning,
+            enveloped: false,";
+        "what a call interrupts goes on as reasoning" in PARSER fails text("reply");
+            "self.channel().part();
+        self.in_reasoning = false;"
+            => "self.channel().part();";
+    }
+
+    22 "parameters in another order, values of several lines or with <, arguments as a string": {
+        "a value ends at </function>" in TAGS fails text("reply");
+            r#".then(text, |(), t| gap(t).then(t, |(), t| word(t, "</tool_call>")))"#
+            => "";
+        "values keep the line break before them" in PARSER fails text("reply");
+            r"return Took(usize::from(text.starts_with('\n')));"
+            => r"return Took(usize::from(text.starts_with('\r')));";
+        "types are not taken from the schema" in PARSER fails text("reply");
+            "let types = self.tools.types(&self.call.name, &key);"
+            => r#"let types = self.tools.types("", &key);"#;
+        "arguments in a string stay one" in MESSAGE fails text("chat");
+            "Value::String(text) => match serde_json::from_str(text) {"
+            => r#"Value::String(text) => match serde_json::from_str(&text.replace("{", "")) {"#;
+    }
+
+    // QwenLM/Qwen3.8 #125
+    23 "calls in JSON are text, a system message that is not the first is an error": {
+        "calls in JSON are text" in TAGS fails text("reply");
+            "function(text).or(|| object(text))"
+            => "function(text)";
+        "system messages stay where they are" in MESSAGE fails text("chat");
+            "arranged.extend(messages.iter().filter(|m| !is_system(m)).cloned());"
+            => "arranged = messages.to_vec();";
+        "developer is no role" in MESSAGE fails text("chat");
+            r#"Some("system" | "developer") => Role::System,"#
+            => r#"Some("system") => Role::System,"#;
+    }
+
+    24 "reasoning is dropped from history although the client keeps it": {
+        "preserve_thinking is not passed on" in CHAT fails text("chat");
+            r#"context.insert("preserve_thinking".into(), json!(options.preserve_thinking));"#
+            => r#"context.insert("preserve_thinking".into(), json!(false));"#;
+    }
+
+    25 "MLX on a CPU, which adds up in bf16, is taken for the truth": {
+        never, because "the reference is NumPy in f64, on the dequantised weights"
     }
 }
