@@ -90,7 +90,9 @@ fn characters_between_letters_and_blanks_equals_hugging_face() {
 proptest! {
     #[test]
     fn random_text_equals_hugging_face(pieces in proptest::collection::vec(pieces(), 0..20)) {
-        check(&pieces.concat());
+        let text = pieces.concat();
+        check(&text);
+        prop_assert_eq!(words(&text).collect::<Vec<_>>(), words_by_hugging_face(&text));
     }
 
     /// What a message spells is never a token of the template's.
@@ -130,6 +132,44 @@ fn literal_characters_begin_no_token_and_cut_no_word() {
     // A literal character inside of what the template wrote does not matter.
     let ids = t.encode_prompt(&Prompt::new("<|im_end|>".into(), vec![1]));
     assert_eq!(ids, [end]);
+}
+
+/// The words of `text` by the `tokenizers` crate, with the look-ahead.
+fn words_by_hugging_face(text: &str) -> Vec<String> {
+    use tokenizers::SplitDelimiterBehavior;
+    use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+    let pattern = SplitPattern::Regex(SPLIT.into());
+    let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).unwrap();
+    let mut text = PreTokenizedString::from(text);
+    split.pre_tokenize(&mut text).unwrap();
+    let splits = text.get_splits(OffsetReferential::Original, OffsetType::Byte);
+    splits.into_iter().map(|(word, ..)| word.to_owned()).filter(|word| !word.is_empty()).collect()
+}
+
+#[test]
+fn words_keep_one_blank_before_them() {
+    let check = |text, expected: &[&str]| {
+        assert_eq!(words(text).collect::<Vec<_>>(), expected);
+        assert_eq!(words_by_hugging_face(text), expected);
+    };
+    check("a   b  ", &["a", "  ", " b", "  "]);
+    check("  \n  \n a", &["  \n  \n", " a"]);
+    check("\t\tx \u{a0}\u{3000}.", &["\t", "\tx", " \u{a0}", "\u{3000}", "."]);
+    check("", &[]);
+}
+
+#[test]
+fn the_longest_of_several_added_tokens_counts() {
+    let mut json = demo_json();
+    for (at, content) in [(3, "<a>"), (4, "<a><b>"), (5, "<a><b><c>")] {
+        json["added_tokens"][at]["content"] = json!(content);
+    }
+    let text = "<a><a><b> <a><b><c><b>";
+    let ours = Tokenizer::from_bytes(json.to_string().as_bytes()).unwrap().encode(text);
+    let theirs = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
+    assert_eq!(ours, theirs.encode(text, false).unwrap().get_ids());
+    assert_eq!(ours[..2], [1747, 1748]);
 }
 
 #[test]
