@@ -137,7 +137,7 @@ fn untagged(text: &str, tools: &Tools, end: bool) -> Look<Opening> {
     match named(text, "<function=") {
         Look::No => Look::No,
         Look::Unsure => {
-            let name = text.strip_prefix("<function=").unwrap_or("").trim_start();
+            let name = text.strip_prefix("<function=").unwrap_or("").trim();
             if tools.names().any(|n| n.starts_with(name)) { Look::Unsure } else { Look::No }
         }
         Look::Yes(name, _) if !tools.names().any(|n| n == name) => Look::No,

@@ -638,6 +638,12 @@ fn calls_with_missing_or_superfluous_tags() {
     "#]],
     );
     check(
+        "<function= write \t>\n<parameter= path >a</parameter></function>",
+        expect![[r#"
+        calls write {"path":"a"}
+    "#]],
+    );
+    check(
         "Call <function=now> to know.",
         expect![[r#"
         says "Call <function=now> to know."
