@@ -86,6 +86,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
         kernels,
         environment,
         connections,
+        stderr,
         unsafe_code,
         lengths,
         names,
@@ -272,6 +273,15 @@ fn connections(tree: &Tree) -> Vec<Finding> {
                 .any(|word| line.contains(word));
         (connects && !file.path.starts_with(CONNECTING) && file.krate().is_some())
             .then(|| "opens a connection; only `lily pull` may".into())
+    })
+}
+
+/// Commands do not panic because nobody reads stderr.
+fn stderr(tree: &Tree) -> Vec<Finding> {
+    each_line(tree, |file, line| {
+        let prints = line.contains("eprint") && file.path != "crates/lily/src/say.rs";
+        (prints && file.krate() == Some("lily"))
+            .then(|| "panics where stderr is closed or full; use say!".into())
     })
 }
 

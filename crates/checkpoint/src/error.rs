@@ -36,6 +36,18 @@ pub enum Error {
         what: String,
     },
 
+    /// The system has no room left for the map of a file.
+    #[error(
+        "{}: no memory to map its {bytes} bytes; raise this process's limit (ulimit -v) or close \
+         other programs", path.display()
+    )]
+    NoMemory {
+        /// The file.
+        path: PathBuf,
+        /// Its bytes.
+        bytes: u64,
+    },
+
     /// A file that was whole when it was opened could not be read.
     #[error("{file}: reading {name}: {what}")]
     Read {

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use crate::error::{Error, Result};
@@ -19,7 +20,8 @@ impl Mapping {
     /// Maps all of the file at `path`.
     ///
     /// # Errors
-    /// [`Error::File`] where it cannot be opened, is no regular file, or is empty.
+    /// [`Error::File`] where it cannot be opened, is no regular file, or is empty;
+    /// [`Error::NoMemory`] where the system has no room for it.
     pub fn open(path: &Path) -> Result<Mapping> {
         let failed = |what: String| Error::File { path: path.into(), what };
         let file = File::open(path).map_err(|error| failed(error.to_string()))?;
@@ -34,7 +36,10 @@ impl Mapping {
         // while it is mapped is this type's contract: Lily maps only files that it wrote itself
         // under another name and renamed when they were complete, and never writes them again.
         let mapping = unsafe { memmap2::Mmap::map(&file) };
-        Ok(Mapping(mapping.map_err(|error| failed(error.to_string()))?))
+        Ok(Mapping(mapping.map_err(|error| match error.kind() {
+            ErrorKind::OutOfMemory => Error::NoMemory { path: path.into(), bytes: metadata.len() },
+            _ => failed(error.to_string()),
+        })?))
     }
 }
 

@@ -76,6 +76,13 @@ pub fn run(args: Bench) -> Result<(), Error> {
     let mut memory = args.memory.clone();
     memory.max_seq.get_or_insert(u32::try_from(needed).unwrap_or(u32::MAX));
     let source = Source::open(&args.model)?;
+    let most = source.config().max_positions;
+    if needed > most {
+        return Err(Error::Usage(format!(
+            "--context {longest} and --decode {} need {needed} positions; this model has {most}",
+            args.decode
+        )));
+    }
     let options = load::options(source.config(), &memory, 1)?;
     if needed > options.max_seq {
         return Err(Error::Usage(format!(

@@ -3,9 +3,21 @@
 
 use crate::args::SamplingArgs;
 use crate::error::Error;
+use crate::load::Source;
 use lily_checkpoint::Config;
 use lily_engine::Sampling;
-use serde::Deserialize;
+use serde_json::{Map, Value};
+
+const NAME: &str = "generation_config.json";
+
+fn bad(problem: String) -> Error {
+    Error::Failed(format!("{NAME}: {problem}; `lily pull` fetches it again"))
+}
+
+/// A value out of the file, short enough for a message.
+fn shown(value: &Value) -> String {
+    value.to_string().chars().take(60).collect()
+}
 
 /// What the checkpoint's authors recommend.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,52 +28,64 @@ pub struct Defaults {
     pub stop_ids: Vec<u32>,
 }
 
-/// The fields that are read; others are for training or for other engines.
-#[derive(Default, Deserialize)]
-struct File {
-    do_sample: Option<bool>,
-    temperature: Option<f32>,
-    top_k: Option<usize>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-    eos_token_id: Option<Ids>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Ids {
-    One(u32),
-    Many(Vec<u32>),
-}
-
 impl Defaults {
+    /// Those of a checkpoint.
+    pub fn open(source: &Source) -> Result<Defaults, Error> {
+        Defaults::new(source.files.text(NAME)?.as_deref(), source.config())
+    }
+
     /// From the text of generation_config.json, where the checkpoint has one. Without one, or
-    /// with `do_sample` false, the default is greedy.
-    pub fn new(generation_config: Option<&str>, config: &Config) -> Result<Defaults, Error> {
-        let file: File = match generation_config {
-            None => File::default(),
-            Some(text) => serde_json::from_str(text).map_err(|e| {
-                Error::Failed(format!("generation_config.json: {e}; `lily pull` fetches it again"))
+    /// with `do_sample` false, the default is greedy. Fields that are for training or for other
+    /// engines are ignored.
+    fn new(text: Option<&str>, config: &Config) -> Result<Defaults, Error> {
+        let file: Value = match text {
+            None => Value::Object(Map::new()),
+            Some(text) => serde_json::from_str(text).map_err(|e| bad(format!("not JSON: {e}")))?,
+        };
+        let Some(file) = file.as_object() else {
+            return Err(bad(format!("expected a JSON object, found {}", shown(&file))));
+        };
+        let number = |name: &str| match file.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => (value.as_f64().map(|number| Some(number as f32)))
+                .ok_or_else(|| bad(format!("{name}: expected a number, found {}", shown(value)))),
+        };
+        let top_k = number("top_k")?.unwrap_or(0.0);
+        if top_k < 0.0 || top_k.fract() != 0.0 {
+            return Err(bad(format!("top_k: expected a number from 0 on, found {top_k}")));
+        }
+        let temperature = number("temperature")?;
+        let sampled = match file.get("do_sample") {
+            None | Some(Value::Null) => temperature.is_some(),
+            Some(value) => (value.as_bool()).ok_or_else(|| {
+                bad(format!("do_sample: expected true or false, found {}", shown(value)))
             })?,
         };
         let greedy = Sampling::default();
-        let sampled = file.do_sample.unwrap_or(file.temperature.is_some());
         let sampling = Sampling {
-            temperature: if sampled { file.temperature.unwrap_or(1.0) } else { 0.0 },
-            top_k: file.top_k.unwrap_or(greedy.top_k),
-            top_p: file.top_p.unwrap_or(greedy.top_p),
-            min_p: file.min_p.unwrap_or(greedy.min_p),
-            repetition_penalty: file.repetition_penalty.unwrap_or(greedy.repetition_penalty),
+            temperature: if sampled { temperature.unwrap_or(1.0) } else { 0.0 },
+            top_k: top_k as usize,
+            top_p: number("top_p")?.unwrap_or(greedy.top_p),
+            min_p: number("min_p")?.unwrap_or(greedy.min_p),
+            repetition_penalty: (number("repetition_penalty")?)
+                .unwrap_or(greedy.repetition_penalty),
             ..greedy
         };
-        sampling.check().map_err(|e| Error::Failed(format!("generation_config.json: {e}")))?;
-        let mut stop_ids = match file.eos_token_id {
-            None => Vec::new(),
-            Some(Ids::One(id)) => vec![id],
-            Some(Ids::Many(ids)) => ids,
+        sampling.check().map_err(|e| bad(e.to_string()))?;
+        let listed = match file.get("eos_token_id") {
+            None | Some(Value::Null) => &[],
+            Some(Value::Array(ids)) => ids.as_slice(),
+            Some(id) => std::slice::from_ref(id),
         };
-        stop_ids.extend(&config.stop_ids);
+        let mut stop_ids = config.stop_ids.clone();
+        for id in listed {
+            let known = id.as_u64().filter(|&id| id < config.vocab as u64);
+            let known = known.and_then(|id| u32::try_from(id).ok());
+            stop_ids.push(known.ok_or_else(|| {
+                let vocab = config.vocab;
+                bad(format!("eos_token_id: expected ids below {vocab}, found {}", shown(id)))
+            })?);
+        }
         stop_ids.sort_unstable();
         stop_ids.dedup();
         Ok(Defaults { sampling, stop_ids })
@@ -114,7 +138,20 @@ mod tests {
         let defaults = Defaults::new(None, &Config::full()).unwrap();
         assert_eq!(defaults.sampling, Sampling::default());
         assert_eq!(defaults.stop_ids, [248_044, 248_046]);
-        assert!(Defaults::new(Some("{"), &Config::full()).is_err());
-        assert!(Defaults::new(Some(r#"{"temperature": -1}"#), &Config::full()).is_err());
+        for (text, words) in [
+            ("{", "not JSON"),
+            ("[]", "expected a JSON object, found []"),
+            (r#"{"temperature": -1}"#, "temperature: expected"),
+            (r#"{"top_k": 1.5}"#, "top_k: expected"),
+            (r#"{"top_p": "x"}"#, "top_p: expected a number"),
+            (r#"{"eos_token_id": -1}"#, "eos_token_id: expected ids below 248320, found -1"),
+            (r#"{"eos_token_id": [1, 248320]}"#, "found 248320"),
+        ] {
+            let error = Defaults::new(Some(text), &Config::full()).unwrap_err().to_string();
+            assert!(
+                error.starts_with("generation_config.json: ") && error.contains(words),
+                "{error}"
+            );
+        }
     }
 }

@@ -22,18 +22,21 @@ pub struct Doctor {
 /// Contexts that people ask for, in tokens.
 const CONTEXTS: [usize; 4] = [4_096, 32_768, 131_072, 262_144];
 
-/// Prints the findings to stdout. A checkpoint that cannot be opened is a finding, not a failure.
+/// Prints the findings to stdout. [`Error::Differs`] where the checkpoint that was
+/// named cannot be used.
 pub fn run(args: Doctor) -> Result<(), Error> {
     let memory = Memory::now();
+    let mut usable = true;
     let mut text = String::new();
     machine_lines(&mut text, &memory);
     text.push('\n');
-    match args.model.model.as_deref().map(|dir| (dir, Source::open(&args.model))) {
+    match args.model.dir().map(|dir| (dir, Source::open(&args.model))) {
         None => fits(&mut text, "Qwen3.6-35B-A3B", &Config::full(), &memory),
         Some((dir, Ok(source))) => {
             fits(&mut text, &dir.display().to_string(), source.config(), &memory);
         }
         Some((dir, Err(error))) => {
+            usable = false;
             let _ = writeln!(text, "{} cannot be used:\n  {error}\n", dir.display());
             fits(&mut text, "Qwen3.6-35B-A3B", &Config::full(), &memory);
         }
@@ -41,9 +44,10 @@ pub fn run(args: Doctor) -> Result<(), Error> {
     text.push('\n');
     packed_lines(
         &mut text,
-        &packed_files::known(&args.model.model.into_iter().collect::<Vec<_>>()),
+        &packed_files::known(&args.model.dir().cloned().into_iter().collect::<Vec<_>>()),
     );
-    Ok(std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes())?)
+    std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes())?;
+    if usable { Ok(()) } else { Err(Error::Differs) }
 }
 
 fn machine_lines(text: &mut String, memory: &Memory) {

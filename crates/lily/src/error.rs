@@ -49,8 +49,21 @@ impl Error {
     /// What the process exits with: the list in `lily --help`.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Error::Usage(_) => 2,
-            Error::DoesNotFit(_) | Error::Device(lily_device::Error::OutOfMemory { .. }) => 3,
+            Error::Usage(_)
+            | Error::Text(lily_text::Error::Request { .. })
+            | Error::Device(lily_device::Error::Unsupported(_))
+            | Error::Engine(
+                lily_engine::Error::EmptyPrompt
+                | lily_engine::Error::PromptTooLong { .. }
+                | lily_engine::Error::TokenId { .. }
+                | lily_engine::Error::Sampling { .. },
+            ) => 2,
+            Error::DoesNotFit(_)
+            | Error::Device(lily_device::Error::OutOfMemory { .. })
+            | Error::Checkpoint(lily_checkpoint::Error::NoMemory { .. })
+            | Error::Pack(lily_model::pack::Error::Checkpoint(
+                lily_checkpoint::Error::NoMemory { .. },
+            )) => 3,
             Error::Interrupted => 130,
             Error::OutputClosed => 141,
             _ => 1,

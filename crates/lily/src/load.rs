@@ -30,9 +30,12 @@ pub struct Files {
 impl Files {
     /// Those that the flags name, or the demo's, saying so aloud.
     pub fn of(args: &ModelArgs) -> Result<Files, Error> {
-        match &args.model {
-            None => eprintln!("{}", demo::NOTICE),
-            Some(dir) if !dir.exists() => {
+        let dir = args.dir().cloned();
+        match &dir {
+            None => say!("{}", demo::NOTICE),
+            // A link that leads nowhere is there: what is wrong with it is said by those who
+            // follow it.
+            Some(dir) if std::fs::symlink_metadata(dir).is_err() => {
                 return Err(Error::Failed(format!(
                     "{}: no such folder; `lily pull` fetches the model and says where it is",
                     dir.display()
@@ -40,7 +43,7 @@ impl Files {
             }
             Some(_) => {}
         }
-        Ok(Files { dir: args.model.clone() })
+        Ok(Files { dir })
     }
 
     /// A text file; `None` where there is none of that name.
@@ -150,7 +153,7 @@ pub fn admit(plan: &Plan, options: &Options, memory: &Memory, force: bool) -> Re
         gigabytes(have),
     );
     if force {
-        eprintln!("warning: {problem}; going on because of --force");
+        say!("warning: {problem}; going on because of --force");
         return Ok(());
     }
     let floor = plan.weights + plan.scratch + plan.state.delta;
@@ -209,11 +212,17 @@ fn packed(source: &Source) -> Result<Packed, Error> {
 
 /// The packed file at `path`, made where it is missing or stale.
 fn packed_file(checkpoint: &Checkpoint, path: &Path) -> Result<Packed, Error> {
+    if path.is_dir() {
+        return Err(Error::Failed(format!(
+            "{}: a folder stands where the packed weights belong; move or remove it",
+            path.display()
+        )));
+    }
     match Packed::open(path, checkpoint) {
         Ok(packed) => return Ok(packed),
         Err(pack::Error::Io { error, .. }) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(pack::Error::Stale { path, reason }) => {
-            eprintln!("{}: {reason}; making it anew", path.display());
+            say!("{}: {reason}; making it anew", path.display());
             // Its room is needed for its successor.
             std::fs::remove_file(&path).map_err(|e| Error::io(&path, &e))?;
         }
@@ -226,7 +235,13 @@ fn packed_file(checkpoint: &Checkpoint, path: &Path) -> Result<Packed, Error> {
 fn make_packed(path: &Path, checkpoint: &Checkpoint) -> Result<(), Error> {
     let bytes = pack::file_bytes(checkpoint.config());
     if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, &e))?;
+        std::fs::create_dir_all(folder).map_err(|e| {
+            Error::Failed(format!(
+                "{}: {e}; the packed weights belong there because the checkpoint's folder cannot \
+                 be written: set XDG_CACHE_HOME to a folder that can",
+                folder.display()
+            ))
+        })?;
     }
     let incomplete = pack::temporary_path(path).metadata().map_or(0, |m| m.len());
     let free = machine::free_disk(path).map_err(|e| Error::io(path, &e))? + incomplete;
@@ -242,7 +257,7 @@ fn make_packed(path: &Path, checkpoint: &Checkpoint) -> Result<(), Error> {
             gigabytes(free)
         )));
     }
-    eprintln!("{what} ({} free). `lily doctor` lists such files.", gigabytes(free));
+    say!("{what} ({} free). `lily doctor` lists such files.", gigabytes(free));
     if !agreed()? {
         return Err(Error::Failed("not packed, as you wished; nothing was written".into()));
     }
@@ -261,8 +276,8 @@ fn agreed() -> Result<bool, Error> {
     if !stdin.is_terminal() || !stderr.is_terminal() {
         return Ok(true);
     }
-    eprint!("Go on? [Y/n] ");
-    stderr.lock().flush()?;
+    say_on!("Go on? [Y/n] ");
+    let _ = stderr.lock().flush();
     let mut answer = String::new();
     stdin.lock().read_line(&mut answer)?;
     Ok(!answer.trim().to_lowercase().starts_with('n'))

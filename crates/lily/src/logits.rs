@@ -3,11 +3,11 @@
 use crate::args::{DeviceArgs, KvKind, MemoryArgs, ModelArgs};
 use crate::error::Error;
 use crate::load::{self, Source};
-use crate::progress;
+use crate::{input, progress};
 use clap::Args;
 use lily_model::{Outputs, Span};
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 /// Which ids, cut where, and where the logits go.
@@ -52,12 +52,29 @@ pub fn run(args: Logits) -> Result<(), Error> {
     let max_seq = u32::try_from(ids.len()).ok();
     let memory = MemoryArgs { max_seq, kv: args.kv, force: args.force };
     let longest = pieces.iter().copied().max().unwrap_or(1);
+    let most = source.config().max_positions;
+    if ids.len() > most {
+        return Err(Error::Usage(format!(
+            "--ids: {} ids, but this model has {most} positions; give at most that",
+            ids.len()
+        )));
+    }
     let options = load::options(source.config(), &memory, 1)?;
     let options = lily_model::Options { chunk: longest, outputs: longest, ..options };
-    let mut model = load::model(&source, &args.device, options, args.force)?;
+    let out = Out::open(&args.out, source.files.dir.as_deref())?;
+    let mut model = match load::model(&source, &args.device, options, args.force) {
+        Ok(model) => model,
+        Err(error) => {
+            out.give_back();
+            return Err(error);
+        }
+    };
 
-    let io = |e| Error::io(&args.out, &e);
-    let mut file = BufWriter::new(File::create(&args.out).map_err(io)?);
+    let io = |e: std::io::Error| match e.kind() {
+        ErrorKind::BrokenPipe => Error::OutputClosed,
+        _ => Error::io(&args.out, &e),
+    };
+    let mut file = BufWriter::new(out.emptied().map_err(io)?);
     file.write_all(&header(ids.len(), vocab)).map_err(io)?;
     let bar = progress::count("tokens", ids.len() as u64);
     let mut rest = ids.as_slice();
@@ -71,10 +88,60 @@ pub fn run(args: Logits) -> Result<(), Error> {
         bar.inc(piece as u64);
         rest = after;
     }
-    file.into_inner().map_err(|e| io(e.into_error()))?.sync_all().map_err(io)?;
+    let file = file.into_inner().map_err(|e| io(e.into_error()))?;
+    // A pipe or a terminal has nothing to bring to a disk.
+    if file.metadata().is_ok_and(|m| m.is_file()) {
+        file.sync_all().map_err(io)?;
+    }
     bar.finish_and_clear();
-    eprintln!("{}: logits f32 ({}, {vocab}) by {}", args.out.display(), ids.len(), model.device());
+    say!("{}: logits f32 ({}, {vocab}) by {}", args.out.display(), ids.len(), model.device());
     Ok(())
+}
+
+/// The file that the logits go to, opened before anything is computed.
+struct Out {
+    path: PathBuf,
+    file: File,
+    existed: bool,
+}
+
+impl Out {
+    /// Opens `path`, leaving alone what is in it. Errs where it cannot be written, or is a file
+    /// of the checkpoint in `dir`.
+    fn open(path: &Path, dir: Option<&Path>) -> Result<Out, Error> {
+        let place = path.display();
+        let real = path.canonicalize().ok();
+        let mut files =
+            dir.into_iter().flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten());
+        let is_same = |entry: std::io::Result<std::fs::DirEntry>| {
+            real.is_some() && entry.is_ok_and(|entry| entry.path().canonicalize().ok() == real)
+        };
+        if files.any(is_same) {
+            return Err(Error::Usage(format!(
+                "--out {place}: this is a file of the checkpoint; choose another"
+            )));
+        }
+        let file = File::options().write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|e| {
+            Error::Failed(format!("--out {place}: {e}; choose a file that can be written"))
+        })?;
+        Ok(Out { path: path.into(), file, existed: real.is_some() })
+    }
+
+    /// The file, with nothing in it.
+    fn emptied(self) -> std::io::Result<File> {
+        if self.file.metadata()?.is_file() {
+            self.file.set_len(0)?;
+        }
+        Ok(self.file)
+    }
+
+    /// Leaves things as they were.
+    fn give_back(self) {
+        if !self.existed {
+            let _ = std::fs::remove_file(self.path);
+        }
+    }
 }
 
 /// The ids in `1,2,3` or in the file that `@FILE` names.
@@ -82,8 +149,8 @@ fn parse_ids(ids: &str) -> Result<Vec<u32>, Error> {
     let (place, text) = match ids.strip_prefix('@') {
         None => ("--ids".to_owned(), ids.to_owned()),
         Some(file) => {
-            let text = std::fs::read_to_string(file).map_err(|e| Error::io(Path::new(file), &e))?;
-            (file.to_owned(), text)
+            let path = Path::new(file);
+            (input::name(path), input::file(path)?)
         }
     };
     let separators = |c: char| c.is_whitespace() || ",[]".contains(c);
@@ -103,9 +170,12 @@ fn parse_ids(ids: &str) -> Result<Vec<u32>, Error> {
 /// How many tokens each step takes: the split, with pieces that are too long cut.
 fn pieces(tokens: usize, split: &[usize]) -> Result<Vec<usize>, Error> {
     let sum = split.iter().try_fold(0_usize, |sum, n| sum.checked_add(*n));
-    if !split.is_empty() && (sum != Some(tokens) || split.contains(&0)) {
+    if split.contains(&0) {
+        return Err(Error::Usage("--split: 0 is no length; give lengths from 1 on".into()));
+    }
+    if !split.is_empty() && sum != Some(tokens) {
         return Err(Error::Usage(format!(
-            "--split: its lengths must be positive and add up to the {tokens} ids; they add up to {}",
+            "--split: its lengths must add up to the {tokens} ids; they add up to {}",
             sum.map_or("too much".into(), |sum| sum.to_string())
         )));
     }

@@ -4,6 +4,9 @@
 //! environment, and `pull` the only command that opens a connection to the outside.
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod say;
+
 mod args;
 mod bench;
 mod chat;
@@ -12,6 +15,7 @@ mod defaults;
 mod demo;
 mod doctor;
 mod error;
+mod input;
 mod interrupt;
 mod load;
 mod logits;
@@ -24,7 +28,6 @@ mod quantize;
 mod render;
 mod run;
 mod serve;
-mod stdin;
 mod talk;
 mod texts;
 mod tokenize;
@@ -93,7 +96,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let message = error.to_string();
             if !message.is_empty() {
-                eprintln!("error: {message}");
+                say!("error: {message}");
             }
             error.exit_code()
         }

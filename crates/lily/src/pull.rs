@@ -94,7 +94,7 @@ fn pull(args: &Pull, settings: &Settings) -> Result<PathBuf, Error> {
     let (commit, files) = if args.revision == REVISION {
         (REVISION.to_string(), pinned())
     } else {
-        eprintln!("revision {} is not the one Lily is tested with ({REVISION})", args.revision);
+        say!("revision {} is not the one Lily is tested with ({REVISION})", args.revision);
         source.list(&args.revision)?
     };
     let place = match (&args.to, &cache) {
@@ -108,10 +108,10 @@ fn pull(args: &Pull, settings: &Settings) -> Result<PathBuf, Error> {
     let dir = place.dir(&commit);
     let missing: Vec<&File> = files.iter().filter(|file| !place.has(&commit, file)).collect();
     if missing.is_empty() {
-        eprintln!("nothing to fetch: all {} files are in {}", files.len(), dir.display());
+        say!("nothing to fetch: all {} files are in {}", files.len(), dir.display());
     } else {
         source.bring(&place, &commit, &missing)?;
-        eprintln!(
+        say!(
             "{} of {} files were there, {} fetched and checked",
             files.len() - missing.len(),
             files.len(),
@@ -257,7 +257,7 @@ impl Source<'_> {
         if need > free {
             return Err(Error::Space { dir, need, free });
         }
-        eprintln!("fetching {} files, {}, to {}", missing.len(), gigabytes(need), dir.display());
+        say!("fetching {} files, {}, to {}", missing.len(), gigabytes(need), dir.display());
         let mut progress = Progress::new(missing.iter().map(|file| file.size).sum());
         for file in missing {
             let _turn = place.file_turn(file)?;
@@ -376,14 +376,14 @@ fn lock(file: fs::File, path: &Path) -> Option<fs::File> {
     match file.try_lock() {
         Ok(()) => return Some(file),
         Err(fs::TryLockError::WouldBlock) => {
-            eprintln!("waiting for another download that holds {}", path.display());
+            say!("waiting for another download that holds {}", path.display());
             if file.lock().is_ok() {
                 return Some(file);
             }
         }
         Err(fs::TryLockError::Error(_)) => {}
     }
-    eprintln!("{} cannot be locked: let no other download run at the same time", path.display());
+    say!("{} cannot be locked: let no other download run at the same time", path.display());
     None
 }
 

@@ -29,6 +29,9 @@ pub fn run(args: Quantize) -> Result<(), Error> {
     if let Some(threads) = args.threads {
         options.threads = threads.into();
     }
+    if std::fs::symlink_metadata(&args.src).is_err() {
+        return Err(Error::Failed(format!("{}: no such folder", args.src.display())));
+    }
     let need = converted_bytes(&args.src, options)?;
     long_work::check_disk(&args.dst, need)?;
     let (stopped, bar) = (long_work::stop_on_ctrl_c(), progress::bytes("quantising", 0));
@@ -39,10 +42,6 @@ pub fn run(args: Quantize) -> Result<(), Error> {
     })
     .map_err(long_work::stopped)?;
     bar.finish_and_clear();
-    eprintln!(
-        "{}: {} of weights, 4-bit; check with `lily verify`",
-        args.dst.display(),
-        gigabytes(need)
-    );
+    say!("{}: {} of weights, 4-bit; check with `lily verify`", args.dst.display(), gigabytes(need));
     Ok(())
 }

@@ -3,7 +3,7 @@
 use crate::args::ModelArgs;
 use crate::error::Error;
 use crate::load::Files;
-use crate::{stdin, texts};
+use crate::{input, texts};
 use clap::Args;
 use lily_text::chat::{Message, Options};
 use serde_json::Value;
@@ -28,12 +28,17 @@ pub struct Render {
 
 /// Prints the prompt's text to stdout, exactly: no line break is added.
 pub fn run(args: Render) -> Result<(), Error> {
+    let stdin = Path::new("-");
+    if args.messages == stdin && args.tools.as_deref() == Some(stdin) {
+        let problem = "--messages and --tools are both `-`: stdin can be only one of them";
+        return Err(Error::Usage(problem.into()));
+    }
     let messages = Message::list(&json(&args.messages)?)?;
     let tools = match &args.tools {
         None => Vec::new(),
         Some(path) => match json(path)? {
             Value::Array(tools) => tools,
-            _ => return Err(Error::Usage(format!("{}: expected a JSON list", path.display()))),
+            _ => return Err(Error::Usage(format!("{}: expected a JSON list", input::name(path)))),
         },
     };
     // Only the template is needed: the weights may be elsewhere.
@@ -44,9 +49,7 @@ pub fn run(args: Render) -> Result<(), Error> {
 }
 
 fn json(path: &Path) -> Result<Value, Error> {
-    let text = match path.to_str() {
-        Some("-") => stdin::read()?,
-        _ => std::fs::read_to_string(path).map_err(|e| Error::io(path, &e))?,
-    };
-    serde_json::from_str(&text).map_err(|e| Error::Usage(format!("{}: {e}", path.display())))
+    let text = input::file(path)?;
+    let error = |e| Error::Usage(format!("{}: not JSON: {e}", input::name(path)));
+    serde_json::from_str(&text).map_err(error)
 }

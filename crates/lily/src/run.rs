@@ -2,7 +2,7 @@
 
 use crate::args::{DeviceArgs, MemoryArgs, ModelArgs, SamplingArgs};
 use crate::error::Error;
-use crate::stdin;
+use crate::input;
 use crate::talk::{ReplyArgs, Talk};
 use clap::Args;
 use lily_engine::FinishReason;
@@ -13,7 +13,7 @@ use std::io::IsTerminal;
 #[derive(Args, Debug)]
 pub struct Run {
     /// The question; what is piped into stdin follows it, after an empty line
-    prompt: Option<String>,
+    prompt: Vec<String>,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -38,9 +38,15 @@ pub fn run(args: Run) -> Result<(), Error> {
 }
 
 /// The argument and what is piped in, with an empty line between them.
-fn question(argument: Option<String>) -> Result<String, Error> {
-    let piped = if std::io::stdin().is_terminal() { String::new() } else { stdin::read()? };
-    let parts = [argument.unwrap_or_default(), piped];
+fn question(words: Vec<String>) -> Result<String, Error> {
+    if let [first, second, ..] = words.as_slice() {
+        return Err(Error::Usage(format!(
+            "one question, please, not {first:?} and {second:?}: quote it, as in `lily run {:?}`",
+            words.join(" ")
+        )));
+    }
+    let piped = if std::io::stdin().is_terminal() { String::new() } else { input::stdin()? };
+    let parts = [words.into_iter().next().unwrap_or_default(), piped];
     let parts: Vec<&str> = parts.iter().map(|p| p.trim_end()).filter(|p| !p.is_empty()).collect();
     if parts.is_empty() {
         return Err(Error::Usage(

@@ -59,10 +59,8 @@ fn parse_bind(text: &str) -> Result<SocketAddr, String> {
 }
 
 /// Serves until a signal says otherwise.
-pub fn run(args: Serve) -> Result<(), Error> {
-    if args.api_key.as_deref() == Some("") {
-        return Err(Error::Usage("--api-key: an empty key keeps nobody out; leave it away".into()));
-    }
+pub fn run(mut args: Serve) -> Result<(), Error> {
+    check(&mut args)?;
     let bind = args.bind;
     let listener = TcpListener::bind(bind).map_err(|e| {
         Error::Failed(format!("--bind {bind}: {e}; choose another port, or 0 for a free one"))
@@ -71,11 +69,9 @@ pub fn run(args: Serve) -> Result<(), Error> {
     listener.set_nonblocking(true).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     if !address.ip().is_loopback() && args.api_key.is_none() {
-        eprintln!(
-            "warning: anyone who can reach {address} can use it; --api-key KEY asks for a key"
-        );
+        say!("warning: anyone who can reach {address} can use it; --api-key KEY asks for a key");
     }
-    eprintln!("listening on http://{address}/v1, loading");
+    say!("listening on http://{address}/v1, loading");
     let app = App::loading(Settings {
         api_key: args.api_key.clone(),
         allow_origins: args.allow_origin.clone(),
@@ -91,7 +87,7 @@ pub fn run(args: Serve) -> Result<(), Error> {
         std::thread::spawn(move || {
             let engine = load(&args).map(|served| {
                 let engine = served.engine.clone();
-                eprintln!("ready: {} on http://{address}/v1", served.id);
+                say!("ready: {} on http://{address}/v1", served.id);
                 loading.ready(served);
                 engine
             });
@@ -111,14 +107,51 @@ pub fn run(args: Serve) -> Result<(), Error> {
     })
 }
 
+/// Refuses what would start a server that nobody can use as it is meant.
+fn check(args: &mut Serve) -> Result<(), Error> {
+    let refuse = |problem: String| Err(Error::Usage(problem));
+    // An empty variable is as good as none; an empty flag is a mistake.
+    if args.api_key.as_deref() == Some("") && std::env::var_os("LILY_API_KEY").is_some() {
+        args.api_key = None;
+    }
+    if let Some(key) = &args.api_key
+        && (key.is_empty() || !key.bytes().all(|b| b.is_ascii_graphic()))
+    {
+        return refuse(
+            "--api-key: expected visible ASCII characters without blanks: clients cannot send \
+             others; leave it away to let everyone in"
+                .into(),
+        );
+    }
+    if let Some(id) = &args.model_id
+        && (id.trim().is_empty() || id.chars().any(char::is_control))
+    {
+        return refuse(format!("--model-id {id:?}: expected a name without control characters"));
+    }
+    for origin in &args.allow_origin {
+        let host = ["http://", "https://"].iter().find_map(|scheme| origin.strip_prefix(scheme));
+        let plain = |host: &str| {
+            !host.is_empty()
+                && host.chars().all(|c| c.is_ascii_alphanumeric() || ".-:[]".contains(c))
+        };
+        if origin != "*" && !host.is_some_and(plain) {
+            return refuse(format!(
+                "--allow-origin {origin:?}: expected `*`, or a scheme and a host without a path, \
+                 as in https://chat.example"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Everything from the checkpoint to a running engine.
 fn load(args: &Serve) -> Result<Served, Error> {
     let source = Source::open(&args.model)?;
     let options = load::options(source.config(), &args.memory, usize::from(args.slots))?;
-    eprintln!("{}", load::describe(&lily_model::plan(source.config(), options), &options));
+    say!("{}", load::describe(&lily_model::plan(source.config(), options), &options));
     let texts = Texts::open(&source)?;
     let model = load::model(&source, &args.device, options, args.memory.force)?;
-    eprintln!("{}", model.device());
+    say!("{}", model.device());
     let known_ids = texts.tokenizer.len();
     let engine = Engine::start(model, lily_engine::Options { queue: args.queue, known_ids });
     Ok(Served {
@@ -140,7 +173,7 @@ async fn interrupt() {
         return std::future::pending().await;
     };
     tokio::select! { _ = int.recv() => {}, _ = term.recv() => {} }
-    eprintln!("ending: replies that run may finish; once more to end at once");
+    say!("ending: replies that run may finish; once more to end at once");
     tokio::spawn(async move {
         tokio::select! { _ = int.recv() => {}, _ = term.recv() => {} }
         std::process::exit(130);

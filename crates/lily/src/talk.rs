@@ -126,7 +126,7 @@ impl Talk {
             None => reason,
         };
         if !self.args.quiet {
-            eprintln!("{}", statistics(reason, &usage));
+            say!("{}", statistics(reason, &usage));
         }
         let mut message = Message::new(Role::Assistant, reply.content);
         message.reasoning = Some(reply.reasoning).filter(|text| !text.is_empty());
@@ -178,10 +178,10 @@ impl Shown {
         match delta {
             Delta::Reasoning(text) if !self.quiet => {
                 if !self.reasoning && self.dim {
-                    eprint!("\x1b[2m");
+                    say_on!("\x1b[2m");
                 }
                 self.reasoning = true;
-                eprint!("{text}");
+                say_on!("{text}");
             }
             Delta::Content(text) if !text.is_empty() => {
                 self.end_reasoning();
@@ -197,7 +197,7 @@ impl Shown {
 
     fn end_reasoning(&mut self) {
         if std::mem::take(&mut self.reasoning) {
-            eprintln!("{}\n", if self.dim { "\x1b[0m" } else { "" });
+            say!("{}\n", if self.dim { "\x1b[0m" } else { "" });
         }
     }
 

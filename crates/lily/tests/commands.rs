@@ -56,6 +56,18 @@ fn verify_tells_good_from_different() {
     let done = verify_broken();
     assert_eq!(done.code, Some(1), "{}", done.stdout);
     assert!(done.stdout.contains("tokenizer.json: "), "{}", done.stdout);
+    for name in ["tokenizer.json", "chat_template.jinja"] {
+        std::fs::copy(lily::demo().join(name), broken.join(name)).unwrap();
+    }
+    assert_eq!(verify_broken().code, Some(0));
+    std::fs::write(broken.join("generation_config.json"), "{").unwrap();
+    let done = verify_broken();
+    assert_eq!(done.code, Some(1), "{}", done.stdout);
+    assert!(done.stdout.contains("generation_config.json: not JSON"), "{}", done.stdout);
+    std::fs::remove_file(broken.join("chat_template.jinja")).unwrap();
+    std::fs::remove_file(broken.join("generation_config.json")).unwrap();
+    let done = verify_broken();
+    assert!(done.code == Some(1) && done.stdout.contains("chat_template.jinja: is missing"));
     let done = run(&["verify", "/no/such/folder"]);
     assert_eq!(done.code, Some(1));
     assert!(done.stdout.contains("lily pull"), "{}", done.stdout);
@@ -78,6 +90,14 @@ fn tokenize_prints_one_line_of_json() {
     }
     let piped = run_with(&["tokenize", "--tokenizer", &folder], "Who are you?<|im_end|>");
     assert_eq!(piped.stdout, first.stdout, "{}", piped.stderr);
+    let other = tempfile::NamedTempFile::new().unwrap();
+    let other = other.path().display().to_string();
+    let done = run(&["tokenize", "--tokenizer", &other, "x"]);
+    assert_eq!(done.code, Some(1));
+    assert!(done.stderr.contains(&other), "{}", done.stderr);
+    // An empty variable is as good as none.
+    let output = lily(&["tokenize", "Who are you?<|im_end|>"]).env("LILY_MODEL", "").output();
+    assert_eq!(String::from_utf8(output.unwrap().stdout).unwrap(), first.stdout);
     let done = run(&["tokenize", "--tokenizer", "/no/such/file", "x"]);
     assert_eq!(done.code, Some(1));
     assert!(done.stderr.contains("/no/such/file"), "{}", done.stderr);
@@ -98,9 +118,8 @@ fn doctor_says_what_fits_and_what_to_remove() {
     let packed = packed.canonicalize().unwrap();
     let remove = format!("rm {}", packed.display());
     assert!(text.lines().any(|line| line.contains("2.05 kB") && line.ends_with(&remove)), "{text}");
-    // A checkpoint that cannot be used is a finding.
     let done = run(&["doctor", "--model", "/no/such/folder"]);
-    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    assert_eq!(done.code, Some(1), "{}", done.stderr);
     assert!(done.stdout.contains("cannot be used"), "{}", done.stdout);
 }
 
@@ -144,6 +163,32 @@ fn completions_complete() {
     }
     assert!(run(&["completions", "zsh"]).stdout.starts_with("#compdef lily"));
     assert_eq!(run(&["completions", "perl"]).code, Some(2));
+}
+
+#[test]
+fn nobody_need_listen_on_stderr() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("logits").display().to_string();
+    let messages = folder.path().join("messages.json");
+    std::fs::write(&messages, r#"[{"role": "user", "content": "Hello!"}]"#).unwrap();
+    let messages = messages.display().to_string();
+    let Ok(full) = std::fs::File::options().write(true).open("/dev/full") else {
+        eprintln!("skipped: needs /dev/full");
+        return;
+    };
+    let cases: [&[&str]; 6] = [
+        &["run", "--temperature", "0", "Hello!"],
+        &["chat"],
+        &["tokenize", "Hello!"],
+        &["render", "--messages", &messages],
+        &["logits", "--ids", "1,2", "--out", &out],
+        &["bench", "--context", "4", "--decode", "1", "--rounds", "1"],
+    ];
+    for args in cases {
+        let status =
+            lily(args).stdout(Stdio::null()).stderr(full.try_clone().unwrap()).status().unwrap();
+        assert_eq!(status.code(), Some(0), "{args:?}");
+    }
 }
 
 #[test]

@@ -89,11 +89,12 @@ fn bad_input_is_refused_in_words() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out").display().to_string();
     let demo = demo().display().to_string();
-    let cases: [(&[&str], i32, &str); 7] = [
+    let cases: [(&[&str], i32, &str); 8] = [
         (&["--ids", "1,1792"], 2, "id 1792 (number 1) is out of range"),
         (&["--ids", "1,two"], 2, "\"two\" is not a token id"),
         (&["--ids", ""], 2, "no token ids"),
         (&["--ids", "1,2", "--split", "1,2"], 2, "add up to 3"),
+        (&["--ids", "1,2,3", "--split", "0,3"], 2, "0 is no length"),
         (&["--ids", "1", "--isa", "vax"], 2, "scalar"),
         (&["--ids", "1", "--model", "/no/such/folder"], 1, "lily pull"),
         (&["--ids", "1", "--model", &demo], 1, "--any-size"),
@@ -104,6 +105,27 @@ fn bad_input_is_refused_in_words() {
         assert!(done.stderr.contains(words), "{args:?}: {}", done.stderr);
         assert!(!Path::new(&out).exists(), "{args:?}");
     }
+    let many = vec!["1"; 40_000].join(",");
+    let ids = folder.path().join("ids");
+    std::fs::write(&ids, many).unwrap();
+    let done = run(&["logits", "--ids", &format!("@{}", ids.display()), "--out", &out]);
+    assert_eq!(done.code, Some(2), "{}", done.stderr);
+    assert!(done.stderr.contains("--ids: 40000 ids, but"), "{}", done.stderr);
+    let done = run(&["logits", "--ids", "@/no/such/file", "--out", &out]);
+    assert_eq!(done.code, Some(2), "{}", done.stderr);
+    // A checkpoint is not written over, by whatever name.
+    let copy = folder.path().join("model");
+    std::fs::create_dir(&copy).unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(lily::demo().join(name), copy.join(name)).unwrap();
+    }
+    let weights = copy.join("../model/model.safetensors").display().to_string();
+    let before = std::fs::read(&weights).unwrap();
+    let model = copy.display().to_string();
+    let done = run(&["logits", "--model", &model, "--any-size", "--ids", "1", "--out", &weights]);
+    assert_eq!(done.code, Some(2), "{}", done.stderr);
+    assert!(done.stderr.contains("a file of the checkpoint"), "{}", done.stderr);
+    assert!(std::fs::read(&weights).unwrap() == before);
     let done = run(&["logits", "--ids", "1", "--out", "/no/such/folder/out"]);
     assert_eq!(done.code, Some(1), "{}", done.stderr);
     assert!(done.stderr.contains("/no/such/folder/out"), "{}", done.stderr);

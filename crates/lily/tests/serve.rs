@@ -40,10 +40,16 @@ fn a_key_is_asked_for() {
 fn what_cannot_be_served_is_said_at_once() {
     let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = holder.local_addr().unwrap().to_string();
-    let cases: [(&[&str], i32, &str); 5] = [
+    let cases: [(&[&str], i32, &str); 11] = [
         (&["--bind", &taken], 1, "choose another port"),
         (&["--bind", "example.org:80"], 2, "numeric address"),
-        (&["--bind", "127.0.0.1:0", "--api-key", ""], 2, "empty key"),
+        (&["--bind", "127.0.0.1:0", "--api-key", ""], 2, "--api-key: expected"),
+        (&["--bind", "127.0.0.1:0", "--api-key", "clé"], 2, "--api-key: expected"),
+        (&["--bind", "127.0.0.1:0", "--api-key", "a b"], 2, "--api-key: expected"),
+        (&["--bind", "127.0.0.1:0", "--model-id", ""], 2, "--model-id"),
+        (&["--bind", "127.0.0.1:0", "--model-id", "a\nb"], 2, "--model-id"),
+        (&["--bind", "127.0.0.1:0", "--allow-origin", "junk"], 2, "--allow-origin"),
+        (&["--bind", "127.0.0.1:0", "--allow-origin", "https://a.b/c"], 2, "--allow-origin"),
         (&["--bind", "127.0.0.1:0", "--model", "/no/such/folder"], 1, "lily pull"),
         (&["--bind", "127.0.0.1:0", "--slots", "256", "--max-seq", "9999999"], 2, "positions"),
     ];

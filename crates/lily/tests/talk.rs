@@ -50,6 +50,9 @@ fn stdin_is_the_question_or_follows_it() {
     let done = run(&GREEDY);
     assert_eq!(done.code, Some(2));
     assert!(done.stderr.contains("no question"), "{}", done.stderr);
+    let done = run(&["run", "hi", "there"]);
+    assert_eq!(done.code, Some(2));
+    assert!(done.stderr.contains("`lily run \"hi there\"`"), "{}", done.stderr);
     let mut child = lily(&GREEDY)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -76,7 +79,7 @@ fn replies_end_where_they_are_told_to() {
     let done = said(&["--stop", "architecture", "--quiet"]);
     assert_eq!(done.stdout, "I am a tiny language model with the Qwen3.6 \n", "{}", done.stderr);
     let done = said(&["--max-seq", "8"]);
-    assert_eq!(done.code, Some(1));
+    assert_eq!(done.code, Some(2));
     assert!(done.stderr.contains("maximum context length is 8 tokens"), "{}", done.stderr);
 }
 
@@ -160,6 +163,22 @@ fn a_chat_keeps_its_history_until_it_is_reset() {
 }
 
 #[test]
+fn a_chat_survives_a_line_that_is_no_text() {
+    let mut child = lily(&["chat", "--temperature", "0"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = b"caf\xe9\nHello!\n";
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), lines).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(output.stdout, b"Hello! How can I help you?\n");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("not UTF-8"));
+}
+
+#[test]
 fn render_prints_the_prompt_exactly() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str, text: &str| {
@@ -188,7 +207,10 @@ fn render_prints_the_prompt_exactly() {
         ("/no/such/file".into(), "/no/such/file"),
     ] {
         let done = run(&["render", "--model", &demo, "--messages", &file]);
-        assert!(matches!(done.code, Some(1 | 2)), "{file}: {:?}", done.code);
+        assert_eq!(done.code, Some(2), "{file}");
         assert!(done.stderr.contains(words), "{file}: {}", done.stderr);
     }
+    let done = run(&["render", "--messages", "-", "--tools", "-"]);
+    assert_eq!(done.code, Some(2));
+    assert!(done.stderr.contains("stdin"), "{}", done.stderr);
 }

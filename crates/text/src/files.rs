@@ -53,49 +53,64 @@ impl Text {
         Ok(self.tokenizer.encode_prompt(&self.template.render(messages, tools, options)?))
     }
 
-    fn gather(
-        dir: &Path,
-        file: impl Fn(&str) -> Result<Option<Cow<'static, [u8]>>>,
-    ) -> Result<Text> {
-        let error = |name: &str, problem: String| Error::File { path: dir.join(name), problem };
-        let text = |name: &str| -> Result<Option<String>> {
-            let Some(bytes) = file(name)? else { return Ok(None) };
-            let text = String::from_utf8(bytes.into_owned());
-            text.map(Some).map_err(|_| error(name, "is not UTF-8 text".into()))
-        };
-        let json = |name: &str| -> Result<Value> {
-            let Some(text) = text(name)? else { return Ok(Value::Null) };
-            serde_json::from_str(&text).map_err(|e| error(name, line(&format!("is not JSON: {e}"))))
-        };
+    /// Only the template of a checkpoint's folder, which need not have a tokenizer. Errs as
+    /// [`Self::from_dir`].
+    pub fn template_from_dir(dir: impl AsRef<Path>) -> Result<Template> {
+        let dir = dir.as_ref();
+        template_of(dir, &|name| {
+            Ok(read_if_there(&dir.join(name), 2 * MAX_SOURCE as u64)?.map(Cow::Owned))
+        })
+    }
 
+    fn gather(dir: &Path, file: impl Fn(&str) -> Result<Option<Bytes>>) -> Result<Text> {
         let Some(bytes) = file("tokenizer.json")? else {
             let problem = "is missing: text cannot be made into tokens without it; `lily pull` \
                            fetches a complete checkpoint";
-            return Err(error("tokenizer.json", problem.into()));
+            return Err(Error::File { path: dir.join("tokenizer.json"), problem: problem.into() });
         };
         let tokenizer = Tokenizer::from_bytes(&bytes)?;
         drop(bytes);
-        let config = json("tokenizer_config.json")?;
-        let source = match text("chat_template.jinja")? {
-            Some(source) => Some(source),
-            None => template_in(&json("chat_template.json")?).or_else(|| template_in(&config)),
-        };
-        let Some(source) = source else {
-            let problem = "is missing, and no chat_template.json or tokenizer_config.json has a \
-                           chat_template: messages cannot be made into a prompt without one; \
-                           `lily pull` fetches a complete checkpoint";
-            return Err(error("chat_template.jinja", problem.into()));
-        };
-        let mut template = Template::new(&source)?;
+        let mut template = template_of(dir, &file)?;
         template.guard(tokenizer.openers());
-        for name in ["bos_token", "eos_token", "pad_token", "unk_token"] {
-            let token = &config[name];
-            if let Some(spelling) = token.as_str().or_else(|| token["content"].as_str()) {
-                template.define(name, spelling);
-            }
-        }
         Ok(Text { tokenizer: Arc::new(tokenizer), template })
     }
+}
+
+/// What a file holds.
+type Bytes = Cow<'static, [u8]>;
+
+/// The template that is in one of the files, with the tokens it may name.
+fn template_of(dir: &Path, file: &dyn Fn(&str) -> Result<Option<Bytes>>) -> Result<Template> {
+    let error = |name: &str, problem: String| Error::File { path: dir.join(name), problem };
+    let text = |name: &str| -> Result<Option<String>> {
+        let Some(bytes) = file(name)? else { return Ok(None) };
+        let text = String::from_utf8(bytes.into_owned());
+        text.map(Some).map_err(|_| error(name, "is not UTF-8 text".into()))
+    };
+    let json = |name: &str| -> Result<Value> {
+        let Some(text) = text(name)? else { return Ok(Value::Null) };
+        serde_json::from_str(&text).map_err(|e| error(name, line(&format!("is not JSON: {e}"))))
+    };
+
+    let config = json("tokenizer_config.json")?;
+    let source = match text("chat_template.jinja")? {
+        Some(source) => Some(source),
+        None => template_in(&json("chat_template.json")?).or_else(|| template_in(&config)),
+    };
+    let Some(source) = source else {
+        let problem = "is missing, and no chat_template.json or tokenizer_config.json has a \
+                           chat_template: messages cannot be made into a prompt without one; \
+                           `lily pull` fetches a complete checkpoint";
+        return Err(error("chat_template.jinja", problem.into()));
+    };
+    let mut template = Template::new(&source)?;
+    for name in ["bos_token", "eos_token", "pad_token", "unk_token"] {
+        let token = &config[name];
+        if let Some(spelling) = token.as_str().or_else(|| token["content"].as_str()) {
+            template.define(name, spelling);
+        }
+    }
+    Ok(template)
 }
 
 /// The template in a JSON file: one, or several by name.

@@ -73,6 +73,13 @@ fn only_pull_connects() {
 }
 
 #[test]
+fn commands_survive_a_closed_stderr() {
+    let text = "//! A.\neprintln!(\"a\");\n";
+    assert!(says(stderr, &[("crates/lily/src/a.rs", text)]).contains("use say!"));
+    assert_eq!(says(stderr, &[("crates/lily/tests/a.rs", text)]), "");
+}
+
+#[test]
 fn unsafe_code_stays_home() {
     let text = "//! A.\n#![forbid(unsafe_code)]\nlet a = unsafe { *b };\n";
     assert!(says(unsafe_code, &[("crates/text/src/lib.rs", text)]).contains("lib.rs:3"));

@@ -50,7 +50,7 @@ impl Progress {
                 if last.elapsed() >= LINES_EVERY {
                     *last = Instant::now();
                     let percent = *done as f64 * 100.0 / (*total).max(1) as f64;
-                    eprintln!("{percent:.1} % of {}", gigabytes(*total));
+                    say!("{percent:.1} % of {}", gigabytes(*total));
                 }
             }
         }
@@ -75,8 +75,8 @@ impl Progress {
     /// Writes a line of text.
     pub fn say(&self, line: &str) {
         match self {
-            Progress::Bar(bar) => bar.suspend(|| eprintln!("{line}")),
-            Progress::Lines { .. } => eprintln!("{line}"),
+            Progress::Bar(bar) => bar.suspend(|| say!("{line}")),
+            Progress::Lines { .. } => say!("{line}"),
         }
     }
 }
