@@ -81,6 +81,7 @@ struct State {
     arrivals: VecDeque<Request>,
     /// As of the thread's last round: without `arrivals`.
     load: Load,
+    longest_step: Duration,
     phase: Phase,
 }
 
@@ -119,13 +120,18 @@ impl Engine {
         assert!(chunk >= limits.slots, "chunk {chunk} < slots {}", limits.slots);
         assert!(outputs >= limits.slots, "outputs {outputs} < slots {}", limits.slots);
         assert!(vocab > 0 && options.known_ids > 0, "a model without ids");
-        let state = State { arrivals: VecDeque::new(), load: Load::default(), phase: Phase::Open };
+        let state = State {
+            arrivals: VecDeque::new(),
+            load: Load::default(),
+            longest_step: Duration::ZERO,
+            phase: Phase::Open,
+        };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             news: Condvar::new(),
             stop: AtomicBool::new(false),
         });
-        let server = Server {
+        let looping = Loop {
             scheduler: Scheduler::new(limits.slots),
             sequences: HashMap::new(),
             next_id: 0,
@@ -136,7 +142,7 @@ impl Engine {
         };
         let thread = std::thread::Builder::new()
             .name("lily-engine".to_owned())
-            .spawn(move || server.run())
+            .spawn(move || looping.run())
             .expect("the system gives no thread for the engine");
         let thread = Mutex::new(Some(thread));
         Engine(Arc::new(Handle { shared, options, limits, vocab, thread }))
@@ -193,6 +199,12 @@ impl Engine {
         Load { waiting: state.load.waiting + state.arrivals.len(), running: state.load.running }
     }
 
+    /// The longest that a step has taken so far. A running reply waits for at most one step of
+    /// somebody's prompt between two of its tokens.
+    pub fn longest_step(&self) -> Duration {
+        self.0.shared.lock().longest_step
+    }
+
     /// Errs with [`Error::Dead`] or [`Error::ShuttingDown`] when no request can succeed any more.
     pub fn health(&self) -> Result<(), Error> {
         match &self.0.shared.lock().phase {
@@ -215,8 +227,8 @@ impl Engine {
     }
 }
 
-/// The thread's side.
-struct Server<F> {
+/// What the thread owns.
+struct Loop<F> {
     model: F,
     scheduler: Scheduler,
     sequences: HashMap<Id, Sequence>,
@@ -373,7 +385,7 @@ impl Sequence {
     }
 }
 
-impl<F: Forward> Server<F> {
+impl<F: Forward> Loop<F> {
     fn run(mut self) {
         let outcome = catch_unwind(AssertUnwindSafe(|| while self.round() {}));
         if let Err(panic) = outcome {
@@ -450,7 +462,7 @@ impl<F: Forward> Server<F> {
     /// Runs the model for some sequences, each with its slot and how many tokens of its prompt
     /// (none: its last chosen token), and takes what comes of it to them.
     fn step(&mut self, batch: &[(Id, usize, usize)]) {
-        let Server { model, sequences, scratch, shared, known_ids, .. } = self;
+        let Loop { model, sequences, scratch, shared, known_ids, .. } = self;
         let (vocab, known_ids) = (model.vocab(), *known_ids);
         for (id, ..) in batch {
             let sequence = sequences.get_mut(id).expect("scheduled sequences exist");
@@ -476,7 +488,13 @@ impl<F: Forward> Server<F> {
         };
         let rows: Vec<_> = spans.iter().map(rows_of).collect();
         let mut ends = Vec::new();
-        match model.step(&spans, &mut go_on) {
+        let began = Instant::now();
+        let result = model.step(&spans, &mut go_on);
+        {
+            let mut state = shared.lock();
+            state.longest_step = state.longest_step.max(began.elapsed());
+        }
+        match result {
             Ok(Some(mut logits)) => {
                 for (&(id, _, tokens), rows) in batch.iter().zip(rows) {
                     let own;

@@ -380,6 +380,8 @@ fn cancelling_stops_a_forward_pass_between_two_layers_and_frees_the_slot() {
     let reason = late.finished().1;
     assert_eq!(reason, FinishReason::Deadline);
     assert!(deadline.elapsed() < Duration::from_secs(2), "the step would have taken 5 s");
+    let longest = engine.longest_step();
+    assert!((Duration::from_millis(10)..Duration::from_secs(4)).contains(&longest), "{longest:?}");
 }
 
 #[test]
@@ -433,6 +435,59 @@ fn a_failing_step_ends_those_in_it_and_nobody_else() {
         assert_eq!(submit(&engine, |r| r.max_tokens = Some(5)).finished().0, reply(&[1, 2, 3], 5));
     }
     assert_eq!(engine.health(), Ok(()));
+}
+
+/// Clients of every kind at once, a long time: those who stay hear what they would hear alone.
+#[test]
+fn heavy_traffic_leaves_no_trace() {
+    let engine = Fake { layer_time: Duration::from_micros(20), ..Fake::new(3) }.start(1000);
+    let mut state = 1u64;
+    let mut below = |n: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) % n
+    };
+    let mut all = Vec::new();
+    for _ in 0..400 {
+        let mut prompt: Vec<u32> = (0..1 + below(60)).map(|_| below(50) as u32).collect();
+        let kind = below(8);
+        let at = below(prompt.len() as u64) as usize;
+        match kind {
+            0 => prompt[at] = FAIL,
+            1 => prompt[at] = NAN,
+            _ => {}
+        }
+        let tokens = below(30) as usize;
+        let watched = submit(&engine, |request| {
+            request.prompt = prompt.clone();
+            request.max_tokens = Some(tokens);
+            request.prompt_logprobs = kind == 2;
+            request.deadline =
+                (kind == 3).then(|| Instant::now() + Duration::from_millis(below(50)));
+        });
+        if kind == 4 {
+            std::thread::sleep(Duration::from_micros(below(2000)));
+            watched.cancel.cancel();
+        }
+        all.push((kind, prompt, tokens, watched));
+    }
+    for (kind, prompt, tokens, watched) in all {
+        let expected = reply(&prompt, tokens);
+        match (kind, watched.outcome()) {
+            (0, (ids, Event::Failed(Error::Model(_)))) => assert!(ids.is_empty()),
+            (1, (ids, Event::Failed(Error::NoFiniteLogit))) => assert!(ids.is_empty()),
+            (1, (ids, Event::Finished { .. })) => assert_eq!((ids.len(), tokens), (0, 0)),
+            (3, (ids, Event::Finished { reason: FinishReason::Deadline, .. }))
+            | (4, (ids, Event::Finished { reason: FinishReason::Cancelled, .. })) => {
+                assert!(expected.starts_with(&ids));
+            }
+            (2.., (ids, Event::Finished { reason: FinishReason::Length, .. })) => {
+                assert_eq!(ids, expected);
+            }
+            (kind, outcome) => panic!("{kind}: {outcome:?}"),
+        }
+    }
+    settle(&engine);
+    assert_eq!(submit(&engine, |r| r.max_tokens = Some(9)).finished().0, reply(&[1, 2, 3], 9));
 }
 
 #[test]

@@ -88,6 +88,8 @@ async fn health(State(app): State<App>) -> Result<Json<Value>, Error> {
         "slots": engine.limits().slots,
         "running": load.running,
         "waiting": load.waiting,
+        // How long a reply may have had to wait for a part of somebody's prompt.
+        "longest_step_ms": engine.longest_step().as_secs_f64() * 1e3,
     })))
 }
 

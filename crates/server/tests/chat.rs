@@ -579,3 +579,82 @@ async fn answer_is_fine(state: &App) {
     let body = request("fine", json!({"enable_thinking": false}));
     assert_eq!(answer(state, &body).await["choices"][0]["message"]["content"], "fine");
 }
+
+/// Whatever bytes come as a body: they are answered, or refused as the client's mistake.
+#[tokio::test]
+async fn no_body_is_a_fault_of_the_server() {
+    let (engine, state) = start();
+    let tool_turn = json!({"role": "assistant", "content": null, "tool_calls": [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]});
+    let bodies = [
+        ("/v1/chat/completions", request("hello", json!({"max_tokens": 3, "tools": [tool("f")],
+            "stop": ["x"], "logit_bias": {"5": 1}, "logprobs": true, "top_logprobs": 2,
+            "chat_template_kwargs": {"enable_thinking": false}, "seed": 1, "top_p": 0.5}))),
+        ("/v1/chat/completions", json!({"max_tokens": 2, "messages": [
+            {"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            tool_turn, {"role": "tool", "tool_call_id": "c", "content": "r"}]})),
+        ("/v1/completions", json!({"prompt": [1, 2, 3], "echo": true, "logprobs": 1, "max_tokens": 1})),
+        ("/v1/completions", json!({"prompt": "a b", "stream": true, "max_tokens": 2, "n": 1})),
+    ]
+    .map(|(path, body)| (path, body.to_string()));
+    // Values of other types and sizes, which bytes alone would rarely become.
+    let odd = [
+        "null",
+        "[]",
+        "{}",
+        "-1",
+        "1e300",
+        "99999999999999999999",
+        "\"\"",
+        "true",
+        "[[[]]]",
+        "\"\\u0000\"",
+    ];
+    let mut state_of_random = 7u64;
+    let mut below = |n: usize| {
+        state_of_random = state_of_random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state_of_random >> 33) as usize % n
+    };
+    let (mut answered, mut refused) = (0, 0);
+    for _ in 0..3000 {
+        let (path, body) = &bodies[below(bodies.len())];
+        let mut body = body.clone().into_bytes();
+        for _ in 0..1 + below(3) {
+            if body.is_empty() {
+                break;
+            }
+            let at = below(body.len());
+            match below(4) {
+                0 => body[at] = below(256) as u8,
+                1 => drop(body.remove(at)),
+                2 => body.truncate(at + 1),
+                _ => {
+                    // A value gives way to an odd one.
+                    let Some(colon) = body[at..].iter().position(|&b| b == b':') else { continue };
+                    let start = at + colon + 1;
+                    let len = body[start..].iter().position(|b| b",}]".contains(b)).unwrap_or(0);
+                    body.splice(start..start + len, odd[below(odd.len())].bytes());
+                }
+            }
+        }
+        let shown = String::from_utf8_lossy(&body).into_owned();
+        let response = send(&state, post(path, body)).await;
+        let status = response.status();
+        let text = text_of(response).await;
+        match status {
+            StatusCode::OK => {
+                answered += 1;
+                assert!(!text.contains("\"error\""), "{shown}: {text}");
+            }
+            StatusCode::BAD_REQUEST => {
+                refused += 1;
+                let error: Value = serde_json::from_str(&text).unwrap();
+                assert!(error["error"]["message"].is_string(), "{shown}: {text}");
+            }
+            _ => panic!("{status} for {shown}: {text}"),
+        }
+    }
+    assert!(answered > 100 && refused > 100, "{answered} answered, {refused} refused");
+    settle(&engine).await;
+    assert_eq!(engine.health(), Ok(()));
+}

@@ -39,7 +39,10 @@ async fn while_loading_everything_says_so() {
     state.ready(served(&engine));
     let (status, body) = json(&state, get("/health")).await;
     assert_eq!(status, StatusCode::OK);
-    assert_eq!(body, json!({"status": "ok", "slots": 4, "running": 0, "waiting": 0}));
+    assert_eq!(
+        body,
+        json!({"status": "ok", "slots": 4, "running": 0, "waiting": 0, "longest_step_ms": 0.0})
+    );
     assert_eq!(json(&state, get("/v1/health")).await.0, StatusCode::OK);
 }
 

@@ -15,9 +15,8 @@ async fn the_openai_client_is_content() {
     let server = Running::start(Parrot::default(), Settings::default()).await;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/openai_client.py");
     let base = format!("http://{}/v1", server.address);
-    let client = tokio::task::spawn_blocking(move || {
-        Command::new("python3").args([script, &base]).output()
-    });
+    let client =
+        tokio::task::spawn_blocking(move || Command::new("python3").args([script, &base]).output());
     let output = match client.await.unwrap() {
         Ok(output) if !matches!(output.status.code(), Some(NOT_INSTALLED | 127)) => output,
         _ => return eprintln!("skipped: needs python3 with the package openai"),
