@@ -16,6 +16,7 @@ pub mod quantize;
 mod recognise;
 pub mod safetensors;
 pub mod shards;
+pub mod synthesize;
 pub mod tensors;
 pub mod testing;
 pub mod verify;

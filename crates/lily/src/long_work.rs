@@ -1,18 +1,19 @@
 //! What commands that write whole checkpoints share.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+
+use lily_engine::Cancel;
 
 use crate::error::Error;
+use crate::interrupt;
 use crate::machine::{free_disk, gigabytes};
 
-static STOPPED: AtomicBool = AtomicBool::new(false);
-
-/// Makes Ctrl-C and SIGTERM a wish that the work can see, so that it removes what it has written.
-/// Where the system does not let us, they end the process as ever.
-pub fn stop_on_ctrl_c() -> impl Fn() -> bool {
-    let _ = ctrlc::set_handler(|| STOPPED.store(true, Ordering::Relaxed));
-    || STOPPED.load(Ordering::Relaxed)
+/// Makes the first Ctrl-C or SIGTERM a wish that the work can see, so that it removes what it has
+/// written; a second one ends the process.
+pub fn stop_on_interrupt() -> impl Fn() -> bool {
+    let cancel = Cancel::default();
+    interrupt::guard(&cancel);
+    move || cancel.is_cancelled()
 }
 
 /// Errs where `need` bytes do not fit beside `path`.

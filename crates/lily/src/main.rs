@@ -28,6 +28,7 @@ mod quantize;
 mod render;
 mod run;
 mod serve;
+mod synthesize;
 mod talk;
 mod texts;
 mod tokenize;
@@ -72,6 +73,8 @@ enum Command {
     Logits(logits::Logits),
     /// Convert a bf16 checkpoint to the 4-bit layout that Lily runs
     Quantize(quantize::Quantize),
+    /// Write a random checkpoint in the published layout, for tests and measurements
+    Synthesize(synthesize::Synthesize),
     /// Print a completion script for a shell
     Completions(completions::Completions),
 }
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         Command::Render(args) => render::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Quantize(args) => quantize::run(args),
+        Command::Synthesize(args) => synthesize::run(args),
         Command::Completions(args) => completions::run(args),
     };
     match done {

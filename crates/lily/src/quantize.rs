@@ -34,7 +34,7 @@ pub fn run(args: Quantize) -> Result<(), Error> {
     }
     let need = converted_bytes(&args.src, options)?;
     long_work::check_disk(&args.dst, need)?;
-    let (stopped, bar) = (long_work::stop_on_ctrl_c(), progress::bytes("quantising", 0));
+    let (stopped, bar) = (long_work::stop_on_interrupt(), progress::bytes("quantising", 0));
     convert(&args.src, &args.dst, options, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
