@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// How long a thread looks for work, or for the end of it, before it sleeps.
 const PATIENCE: Duration = Duration::from_micros(100);
+/// How long of it without letting others run: one of them may be whom it waits for.
+const ALONE: Duration = Duration::from_micros(10);
 /// Parts for each thread: enough that a slow one is not waited for long.
 const PARTS_PER_THREAD: usize = 4;
 
@@ -128,16 +130,18 @@ impl Shared {
 
 /// Spins until `ready`, for a bounded time. Whether it came true.
 fn spin_until(ready: impl Fn() -> bool) -> bool {
-    let mut start = None;
+    let start = Instant::now();
     loop {
-        for _ in 0..32 {
+        for _ in 0..16 {
             if ready() {
                 return true;
             }
             std::hint::spin_loop();
         }
-        if start.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
-            return false;
+        match start.elapsed() {
+            waited if waited < ALONE => {}
+            waited if waited < PATIENCE => std::thread::yield_now(),
+            _ => return false,
         }
     }
 }
