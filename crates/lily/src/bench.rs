@@ -26,10 +26,10 @@ pub struct Bench {
     #[arg(long, value_name = "N,N,..", value_delimiter = ',', default_value = "128,512")]
     context: Vec<usize>,
     /// Tokens to decode after each context
-    #[arg(long, value_name = "N", default_value_t = 32)]
+    #[arg(long, value_name = "N", default_value_t = 32, allow_negative_numbers = true)]
     decode: usize,
     /// Rounds; the median counts, the first round before them warms up
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 3, allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
     /// Form of the rows on stdout
     #[arg(long, value_enum, default_value_t = Format::Csv)]

@@ -10,6 +10,7 @@ use lily_device::{Device, cpu};
 use lily_model::{Kv, Model, Options, Packed, Plan, pack};
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, mpsc};
 
 /// Tokens a sequence may have when `--max-seq` does not say.
 const DEFAULT_MAX_SEQ: usize = 32_768;
@@ -57,6 +58,11 @@ impl Files {
         }
     }
 }
+
+/// More threads than this for a core are a mistake, and their stacks may not even fit.
+const THREADS_PER_CORE: usize = 4;
+/// Threads that are needed beside the device's.
+const SPARE_THREADS: usize = 8;
 
 /// A checkpoint, opened and checked.
 pub struct Source {
@@ -172,9 +178,38 @@ pub fn device(args: &DeviceArgs) -> Result<Box<dyn Device>, Error> {
     match args.device {
         DeviceKind::Auto | DeviceKind::Cpu => {
             let threads = args.threads.map(usize::from);
-            Ok(Box::new(cpu::Cpu::new(cpu::Options { isa: args.isa, threads })?))
+            let most = THREADS_PER_CORE * machine::processor().1;
+            if let Some(asked) = threads.filter(|&asked| asked > most) {
+                return Err(Error::Usage(format!(
+                    "--threads {asked}: more than cores makes it slower; give at most {most} here"
+                )));
+            }
+            let device = cpu::Cpu::new(cpu::Options { isa: args.isa, threads })?;
+            spare_threads()?;
+            Ok(Box::new(device))
         }
     }
+}
+
+/// Errs where the device's threads have left none for the engine and the sockets.
+fn spare_threads() -> Result<(), Error> {
+    // All of them at once: each waits until the gate is dropped.
+    let (gate, closed) = mpsc::channel::<()>();
+    let closed = Mutex::new(closed);
+    let wait = || drop(closed.lock().map(|closed| closed.recv()));
+    let all = std::thread::scope(|scope| {
+        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, &wait);
+        let spawned: Vec<_> = (0..SPARE_THREADS).map(spawn).collect();
+        drop(gate);
+        spawned.iter().all(Result::is_ok)
+    });
+    if all {
+        return Ok(());
+    }
+    Err(Error::Failed(
+        "the system gives this process no more threads (ulimit -u); give fewer with --threads"
+            .into(),
+    ))
 }
 
 /// Everything between a checkpoint and a model that can step: plan, admission, weights, device.

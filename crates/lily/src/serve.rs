@@ -23,10 +23,10 @@ pub struct Serve {
     #[command(flatten)]
     memory: MemoryArgs,
     /// Sequences that run at once; each has its own memory of --max-seq tokens
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 4, allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=256))]
     slots: u16,
     /// Requests that may wait for a slot; more are answered 429
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true)]
     queue: usize,
     /// Address and port; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8080", value_parser = parse_bind)]
@@ -41,7 +41,7 @@ pub struct Serve {
     #[arg(long, value_name = "NAME")]
     model_id: Option<String>,
     /// Seconds that replies may go on when the server is told to end
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, allow_negative_numbers = true)]
     grace: u64,
 }
 

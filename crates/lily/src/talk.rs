@@ -24,7 +24,7 @@ pub struct ReplyArgs {
     #[arg(long)]
     no_thinking: bool,
     /// Most tokens of a reply, reasoning included [default: what --max-seq leaves]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     max_tokens: Option<usize>,
     /// End the reply before this text; may be given several times
     #[arg(long, value_name = "TEXT")]

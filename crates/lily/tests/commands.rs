@@ -7,11 +7,12 @@ use std::process::{Command, Stdio};
 
 #[test]
 fn wrong_flags_are_exit_code_2() {
-    let cases: [&[&str]; 6] = [
+    let cases: [&[&str]; 7] = [
         &[],
         &["sing"],
         &["doctor", "--loud"],
         &["logits", "--ids", "1", "--out", "x", "--threads", "0"],
+        &["run", "--max-tokens", "-5", "Hello!"],
         &["logits", "--ids", "1", "--out", "x", "--kv", "q4"],
         &["bench", "--max-seq", "0"],
     ];
@@ -20,6 +21,18 @@ fn wrong_flags_are_exit_code_2() {
         assert_eq!(done.code, Some(2), "{args:?}: {}", done.stderr);
         assert_eq!(done.stdout, "", "{args:?}");
         assert!(done.stderr.contains("Usage") || done.stderr.contains("--help"), "{args:?}");
+    }
+}
+
+#[test]
+fn more_threads_than_make_sense_are_refused() {
+    let done = run(&["bench", "--threads", "1024"]);
+    match std::thread::available_parallelism().map_or(1, usize::from) {
+        256.. => eprintln!("skipped: on this machine 1024 threads make sense"),
+        _ => {
+            assert_eq!(done.code, Some(2), "{}", done.stderr);
+            assert!(done.stderr.contains("--threads 1024"), "{}", done.stderr);
+        }
     }
 }
 
