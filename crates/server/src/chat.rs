@@ -46,6 +46,7 @@ pub fn prepare(served: &Served, body: &JsonBody) -> Result<Prepared<ChatReply>, 
     let messages = Message::list(&chat.messages)?;
     let rendered = served.template.render(&messages, tools, &chat.rendering()?)?;
     let tokenizer = &served.tokenizer;
+    served.check_length(rendered.text(), "messages")?;
     // The template has opened the reasoning, or has opened and closed it.
     let in_reasoning = rendered.text().trim_end().ends_with("<think>");
     let model = common.model.clone().unwrap_or_else(|| served.id.clone());

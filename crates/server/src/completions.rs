@@ -47,7 +47,10 @@ pub fn prepare(served: &Served, body: &JsonBody) -> Result<Prepared<TextReply>, 
     let tokenizer = &served.tokenizer;
     let known = tokenizer.len();
     let prompt = match &completion.prompt {
-        Prompt::Text(text) => tokenizer.encode(text),
+        Prompt::Text(text) => {
+            served.check_length(text, "prompt")?;
+            tokenizer.encode(text)
+        }
         Prompt::Ids(ids) => ids.clone(),
     };
     if let Some(i) = prompt.iter().position(|&id| id as usize >= known) {

@@ -22,13 +22,16 @@ pub enum Error {
     /// Prompt and reply do not fit; the words are those that clients look for.
     #[error(
         "This model's maximum context length is {max_seq} tokens. However, your {param} resulted \
-         in {prompt} tokens, and the reply needs at least one more. Please shorten the {param}."
+         in {}{prompt} tokens, and the reply needs at least one more. Please shorten the {param}.",
+        if *bound { "at least " } else { "" }
     )]
     ContextLength {
         /// `messages` or `prompt`.
         param: &'static str,
         /// Tokens of the prompt.
         prompt: usize,
+        /// Whether that is only a lower bound: the prompt was so long that it was not tokenised.
+        bound: bool,
         /// Tokens of a whole sequence.
         max_seq: usize,
     },
@@ -81,7 +84,7 @@ impl Error {
         match error {
             Engine::EmptyPrompt => Error::field(param, error.to_string()),
             Engine::PromptTooLong { prompt, max_seq } => {
-                Error::ContextLength { param, prompt, max_seq }
+                Error::ContextLength { param, prompt, bound: false, max_seq }
             }
             Engine::TokenId { .. } => Error::field(param, error.to_string()),
             Engine::Sampling { field, value, expected } => {
@@ -146,6 +149,10 @@ impl From<lily_text::Error> for Error {
     fn from(error: lily_text::Error) -> Error {
         match error {
             lily_text::Error::Request { param, problem } => Error::field(param, problem),
+            // It was compiled when the model was loaded: what it fails on now came with the request.
+            lily_text::Error::Template(problem) => {
+                Error::field("messages", format!("the chat template cannot render them: {problem}"))
+            }
             // The checkpoint's files: the client can do nothing about them.
             _ => Error::Internal(error.to_string()),
         }

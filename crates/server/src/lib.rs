@@ -24,7 +24,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use lily_engine::{Engine, Sampling};
 use lily_text::Tokenizer;
 use lily_text::chat::Template;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 pub use error::Error;
 pub use routes::app;
@@ -80,6 +80,23 @@ pub struct Served {
     pub stop_ids: Vec<u32>,
 }
 
+impl Served {
+    /// Refuses text that cannot fit, before tokens are made of it: that takes a hundred times the
+    /// text's memory. Normalisation (NFC) shortens a text to a third at the most.
+    fn check_length(&self, text: &str, param: &'static str) -> Result<(), Error> {
+        let max_seq = self.engine.limits().max_seq;
+        let prompt = text.len() / (3 * self.tokenizer.longest());
+        match prompt > max_seq {
+            true => Err(Error::ContextLength { param, prompt, bound: true, max_seq }),
+            false => Ok(()),
+        }
+    }
+}
+
+/// How many requests are rendered and tokenised at once: it takes memory, and a core each. The
+/// others wait for their turn, and are forgotten if their client leaves meanwhile.
+const PREPARED_AT_ONCE: usize = 2;
+
 /// What all handlers share. Clones are the same server.
 #[derive(Clone)]
 pub struct App(Arc<Shared>);
@@ -88,6 +105,8 @@ struct Shared {
     settings: Settings,
     /// Empty while loading; then what is served, or why nothing is.
     served: OnceLock<Result<Loaded, String>>,
+    /// See [`PREPARED_AT_ONCE`].
+    preparing: Arc<Semaphore>,
     /// True: replies have to end.
     ending: watch::Sender<bool>,
 }
@@ -105,6 +124,7 @@ impl App {
         App(Arc::new(Shared {
             settings,
             served: OnceLock::new(),
+            preparing: Arc::new(Semaphore::new(PREPARED_AT_ONCE)),
             ending: watch::Sender::new(false),
         }))
     }
@@ -122,6 +142,13 @@ impl App {
 
     fn set(&self, served: Result<Loaded, String>) {
         assert!(self.0.served.set(served).is_ok(), "a server loads one model, once");
+    }
+
+    /// Waits until this request may be prepared. Who prepares it holds the permit, also when the
+    /// client has left meanwhile.
+    async fn turn(&self) -> OwnedSemaphorePermit {
+        let preparing = self.0.preparing.clone();
+        preparing.acquire_owned().await.expect("the semaphore is never closed")
     }
 
     fn settings(&self) -> &Settings {

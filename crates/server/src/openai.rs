@@ -32,7 +32,7 @@ pub struct Common {
     pub frequency_penalty: Option<f64>,
     pub repetition_penalty: Option<f64>,
     pub logit_bias: Option<BTreeMap<String, f64>>,
-    pub seed: Option<i128>,
+    pub seed: Option<serde_json::Value>,
     pub response_format: Option<ResponseFormat>,
 }
 

@@ -81,9 +81,23 @@ impl Common {
                 d.repetition_penalty,
             )?,
             logit_bias,
-            // Negative seeds are seeds as well: their low 64 bits count.
-            seed: self.seed.map(|seed| seed as u64).or(d.seed),
+            seed: self.seed()?.or(d.seed),
         })
+    }
+
+    /// The seed, if the client gives one.
+    fn seed(&self) -> Result<Option<u64>, Error> {
+        match &self.seed {
+            None | Some(Value::Null) => Ok(None),
+            // Negative seeds are seeds as well: their 64 bits count.
+            Some(seed) => match seed.as_u64().or(seed.as_i64().map(|seed| seed as u64)) {
+                Some(seed) => Ok(Some(seed)),
+                None => {
+                    let message = format!("expected a whole number of 64 bits, found {seed}");
+                    Err(Error::field("seed", message))
+                }
+            },
+        }
     }
 
     /// Most tokens to generate, if the client says; the newer name wins.
@@ -141,6 +155,21 @@ impl Common {
     }
 }
 
+/// Names of a template's surroundings, which a request may not give another meaning: they would
+/// get round the checks of `messages` and `tools`, or break the template.
+const OF_THE_TEMPLATE: [&str; 10] = [
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "raise_exception",
+    "strftime_now",
+    "namespace",
+    "range",
+    "dict",
+    "loop",
+];
+
 impl Chat {
     /// How to render the prompt. The model thinks unless told not to: by the template's own
     /// variable, else by the top-level field, else by one of the efforts.
@@ -155,6 +184,10 @@ impl Chat {
             }
         };
         let (thinking, preserve) = (flag("enable_thinking")?, flag("preserve_thinking")?);
+        if let Some(name) = OF_THE_TEMPLATE.iter().find(|name| variables.contains_key(**name)) {
+            let message = "is set by the server from the other fields of the request; leave it out";
+            return Err(Error::field(format!("chat_template_kwargs.{name}"), message));
+        }
         let nested = self.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
         let efforts = effort("reasoning_effort", self.reasoning_effort.as_deref())?
             .or(effort("reasoning.effort", nested)?)

@@ -63,8 +63,13 @@ async fn answer<R: Reply>(
     let body =
         JsonBody::read(&parts.headers, body, settings.body_limit, settings.body_timeout).await?;
     let prepared = {
+        let turn = app.turn().await;
         let served = served.clone();
-        tokio::task::spawn_blocking(move || prepare(&served, &body)).await
+        let prepare = move || {
+            let _turn = turn;
+            prepare(&served, &body)
+        };
+        tokio::task::spawn_blocking(prepare).await
     };
     let prepared = prepared.map_err(|error| Error::Internal(format!("a bug: {error}")))??;
     prepared.answer(&app, &served).await

@@ -116,6 +116,11 @@ impl Tokenizer {
         &self.bytes[start..end]
     }
 
+    /// Bytes of the longest token: no text of n bytes in NFC has fewer than n / longest tokens.
+    pub fn longest(&self) -> usize {
+        (0..self.len() as u32).map(|id| self.token_bytes(id).len()).max().unwrap_or(1).max(1)
+    }
+
     /// The id of the added token with this spelling, such as `<|im_end|>`.
     pub fn added(&self, spelling: &str) -> Option<u32> {
         self.added.get(spelling).copied()
