@@ -424,6 +424,18 @@ async fn what_is_wrong_is_named() {
         (request("x", json!({"max_tokens": 1.5})), json!("max_tokens"), "expected a whole number"),
         (request("x", json!({"n": 2})), json!("n"), "one choice"),
         (request("x", json!({"n": 0})), json!("n"), "one choice"),
+        (request("x", json!({"seed": true})), json!("seed"), "whole number of 64 bits, found true"),
+        (request("x", json!({"seed": 1.5})), json!("seed"), "found 1.5"),
+        (
+            request("x", json!({"chat_template_kwargs": {"tools": ["x"]}})),
+            json!("chat_template_kwargs.tools"),
+            "leave it out",
+        ),
+        (
+            request("x", json!({"chat_template_kwargs": {"namespace": 1}})),
+            json!("chat_template_kwargs.namespace"),
+            "leave it out",
+        ),
         (request("x", json!({"stop": 5})), json!("stop"), "expected a string or a list of strings"),
         (request("x", json!({"stop": vec!["x"; 17]})), json!("stop"), "at most 16"),
         (request("x", json!({"logit_bias": {"x": 1}})), json!("logit_bias.x"), "a token id below"),
@@ -503,6 +515,11 @@ async fn what_is_wrong_is_named() {
         );
         assert!(error["message"].as_str().unwrap().contains(words), "{answer} lacks {words:?}");
     }
+    // So long that it is not even tokenised.
+    let (status, answer) = ask(&state, &request(&"word ".repeat(1_000_000), json!({}))).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert_eq!(answer["error"]["code"], json!("context_length_exceeded"));
+    assert!(answer["error"]["message"].as_str().unwrap().contains("at least"), "{answer}");
     let (status, answer) = ask(&state, &request(&"word ".repeat(3000), json!({}))).await;
     assert_eq!(status, StatusCode::BAD_REQUEST);
     let error = &answer["error"];
