@@ -198,7 +198,7 @@ fn spare_threads() -> Result<(), Error> {
     let closed = Mutex::new(closed);
     let wait = || drop(closed.lock().map(|closed| closed.recv()));
     let all = std::thread::scope(|scope| {
-        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, &wait);
+        let spawn = |_| std::thread::Builder::new().spawn_scoped(scope, wait);
         let spawned: Vec<_> = (0..SPARE_THREADS).map(spawn).collect();
         drop(gate);
         spawned.iter().all(Result::is_ok)
