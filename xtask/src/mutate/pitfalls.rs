@@ -83,9 +83,9 @@ const fn engine(filter: &'static str) -> Test {
     Test { package: "lily-engine", target: &["--test", "engine"], filter }
 }
 
-/// What a checkpoint is read from.
-const fn checkpoint(filter: &'static str) -> Test {
-    Test { package: "lily-checkpoint", target: &["--lib"], filter }
+/// The reading of config.json.
+const fn config(filter: &'static str) -> Test {
+    Test { package: "lily-checkpoint", target: &["--test", "config"], filter }
 }
 
 /// Text and tokens.
@@ -190,7 +190,7 @@ pitfalls! {
     }
 
     4 "text_config's one eos_token_id is taken for all ids that end a reply": {
-        "stop ids come from text_config" in CONFIG fails checkpoint("stop_ids");
+        "stop ids come from text_config" in CONFIG fails config("stop_ids");
             "match (given(top), given(text)) {"
             => "match (given(text), given(top)) {";
         "only the first stop id ends a reply" in ENGINE fails engine("it_ends_at_any_stop_id");
