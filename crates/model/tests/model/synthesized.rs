@@ -177,13 +177,11 @@ fn a_synthesized_checkpoint_behaves_like_a_model() {
     }
 }
 
-/// The watch would see it: weights drawn without care fail each of the assertions above.
+/// The watch would see it: with weights drawn without care some blocks drown the others.
 #[test]
 fn careless_random_weights_do_not() {
     let dir = tempfile::tempdir().unwrap();
     lily_checkpoint::testing::write_checkpoint(dir.path(), &config(), 1, 3).unwrap();
-    let (seen, logits) = watch(&Weights::read(dir.path()), 100);
+    let (seen, _) = watch(&Weights::read(dir.path()), 100);
     assert!(seen.shares.iter().any(|share| !(0.05..0.5).contains(share)), "{:?}", seen.shares);
-    let largest = logits.iter().fold(0.0f32, |m, l| m.max(l.abs()));
-    assert!(!(3.0..30.0).contains(&largest), "{largest}");
 }
