@@ -29,6 +29,12 @@ impl JsonBody {
             let message = format!("expected the header to say application/json, found {found}");
             return Err(Error::field("content-type", message));
         }
+        if let Some(encoding) = headers.get(header::CONTENT_ENCODING)
+            && encoding != "identity"
+        {
+            let message = "compressed bodies are not read: send the JSON as it is";
+            return Err(Error::field("content-encoding", message));
+        }
         // What says beforehand that it is too long need not be waited for.
         if body.size_hint().lower() > limit as u64 {
             return Err(Error::TooLarge(limit));

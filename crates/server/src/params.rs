@@ -132,6 +132,11 @@ impl Common {
                 return Err(Error::field(param, format!("{message} {}", value.unwrap_or(1))));
             }
         }
+        // It comes back in every chunk of a stream.
+        if self.model.as_ref().is_some_and(|model| model.len() > LONGEST_MODEL) {
+            let message = format!("expected a name of at most {LONGEST_MODEL} bytes");
+            return Err(Error::field("model", message));
+        }
         match self.response_format.as_ref().map(|format| format.kind.as_str()) {
             None | Some("text") => Ok(()),
             Some(kind @ ("json_object" | "json_schema")) => {
@@ -154,6 +159,9 @@ impl Common {
         (self.stream.unwrap_or(false), usage.unwrap_or(false))
     }
 }
+
+/// Longest name of a model that a request may give, in bytes; the name itself does not matter.
+const LONGEST_MODEL: usize = 1000;
 
 /// Names of a template's surroundings, which a request may not give another meaning: they would
 /// get round the checks of `messages` and `tools`, or break the template.

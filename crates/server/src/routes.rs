@@ -1,5 +1,6 @@
 //! The routes, one handler an endpoint.
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
@@ -102,7 +103,11 @@ async fn models(State(app): State<App>) -> Result<Json<Value>, Error> {
     Ok(Json(json!({"object": "list", "data": [describe(&app)?]})))
 }
 
-async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, Error> {
+async fn model(
+    State(app): State<App>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, Error> {
+    let Path(id) = id.map_err(|error| Error::Request(error.body_text()))?;
     if id != app.served()?.id {
         return Err(Error::Model(id));
     }

@@ -16,10 +16,10 @@ use crate::{App, app};
 
 /// Connections at once; more wait in the system's backlog.
 const MOST_CONNECTIONS: usize = 1024;
-/// Bytes of request line and headers; more is answered 431.
+/// Bytes of request line and headers that are kept; what goes well beyond is answered 431.
 const MOST_HEADER_BYTES: usize = 64 << 10;
 /// From a connection's start, or its last answer, to the end of its next headers.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(60);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(15);
 /// From the end of the grace period to the end of everything.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 

@@ -424,6 +424,7 @@ async fn what_is_wrong_is_named() {
         (request("x", json!({"max_tokens": 1.5})), json!("max_tokens"), "expected a whole number"),
         (request("x", json!({"n": 2})), json!("n"), "one choice"),
         (request("x", json!({"n": 0})), json!("n"), "one choice"),
+        (request("x", json!({"model": "m".repeat(4000)})), json!("model"), "at most 1000 bytes"),
         (request("x", json!({"seed": true})), json!("seed"), "whole number of 64 bits, found true"),
         (request("x", json!({"seed": 1.5})), json!("seed"), "found 1.5"),
         (
