@@ -423,7 +423,7 @@ mod tests {
         for (module, columns, expected) in [
             ("language_model.model.layers.0.mlp.switch_mlp.up_proj", 512, 1.0),
             ("language_model.model.layers.0.mlp.gate", 512, 1.5),
-            ("language_model.lm_head", 512, 2.0),
+            ("language_model.lm_head", 512, 1.6),
         ] {
             let gain = Gain::of(module);
             let mut numbers = Numbers::new(3, module, 0);
