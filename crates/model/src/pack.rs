@@ -18,6 +18,7 @@
 //! is part of the header; another source, layout or size makes it stale and it is made anew.
 
 use lily_checkpoint::config::{CONV_TAPS, GROUP};
+use lily_checkpoint::verify::finite_bf16;
 use lily_checkpoint::{Checkpoint, Config, Source, mmap::Mapping};
 use lily_device::HostBytes;
 use serde::{Deserialize, Serialize};
@@ -500,14 +501,13 @@ fn read(c: &Checkpoint, tensor: &str, first: usize, bytes: usize) -> Result<Vec<
 
 /// Errs if one of the bf16 values is infinite or not a number; `first` is their index in `tensor`.
 fn check_finite(tensor: &str, first: u64, values: &[u8]) -> Result<(), Error> {
-    for (i, b) in values.chunks_exact(2).enumerate() {
-        let value = half::bf16::from_le_bytes([b[0], b[1]]);
-        if !value.is_finite() {
-            let (tensor, index) = (tensor.to_string(), first + i as u64);
-            return Err(Error::NotFinite { tensor, index, value: value.to_f32() });
+    match finite_bf16(values) {
+        None => Ok(()),
+        Some(i) => {
+            let value = half::bf16::from_le_bytes([values[2 * i], values[2 * i + 1]]).to_f32();
+            Err(Error::NotFinite { tensor: tensor.into(), index: first + i as u64, value })
         }
     }
-    Ok(())
 }
 
 fn hex(bytes: &[u8]) -> String {
